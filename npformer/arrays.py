@@ -1,0 +1,52 @@
+"""The array type of every signature, and the one rule about half precision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+"""A NumPy array; its shape and dtype stand in the docstring of the function."""
+
+
+def widen(x: Array) -> Array:
+    """Return float16 arrays as float32, every other array unchanged.
+
+    float16 sums overflow at 65504, so formulas compute in float32 and narrow the result.
+    """
+    return x.astype(np.float32) if x.dtype == np.float16 else x
+
+
+def require_floating(x: Array, name: str) -> None:
+    """Raise TypeError unless ``x`` holds real or complex floating-point numbers."""
+    if not isinstance(x, np.ndarray) or x.dtype.kind not in "fc":
+        given = getattr(x, "dtype", type(x).__name__)
+        raise TypeError(f"{name} must be a floating-point array, but it is {given}")
+
+
+def require_last(x: Array, d: int, name: str) -> None:
+    """Raise unless ``x`` is a floating array whose last dimension is ``d``."""
+    require_floating(x, name)
+    if x.ndim == 0 or x.shape[-1] != d:
+        raise ValueError(f"{name} must have last dimension {d}, but its shape is {x.shape}")
+
+
+def require_ids(ids: Any, size: int, name: str) -> Array:
+    """Return ``ids`` as an integer array, each in ``[0, size)``; NumPy would wrap negatives.
+
+    Raises
+    ------
+    TypeError
+        if they are not integers (booleans and floats are refused).
+    IndexError
+        if one of them is negative or not below ``size``.
+    """
+    ids = np.asarray(ids)
+    if ids.dtype.kind not in "iu":
+        raise TypeError(f"{name} must be integers, but the dtype is {ids.dtype}")
+    if ids.size and (ids.min() < 0 or ids.max() >= size):
+        bad = ids.min() if ids.min() < 0 else ids.max()
+        raise IndexError(f"{name} must lie in [0, {size}), but one of them is {bad}")
+    return ids

@@ -1,0 +1,218 @@
+"""`TransformerConfig`: what a model is, in one frozen value that is checked when it is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .activation import ACTIVATIONS
+from .block import PLACEMENTS
+from .feedforward import parity_width
+from .init import MATRICES
+from .multihead import AttentionConfig
+from .norm import NORMS
+
+POSITIONS = ("learned", "sinusoidal", "rope", "none")
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """The shape and the options of a model.
+
+    Attributes
+    ----------
+    V, d, L, H : int
+        Vocabulary, width, layers, query heads.
+    H_kv, d_h, d_ff : int, optional
+        Key-value heads (H), width of a head (d / H), width of the feed-forward network (4 d, or
+        8 d / 3 where gated). After construction they hold the numbers in force.
+    T_max : int
+        The longest text; learned positions have so many rows.
+    norm : {"layernorm", "rmsnorm"}
+    placement : {"pre", "post", "sandwich", "output"}
+        Pre-LN, Post-LN, or both sides of each sub-layer, or its output.
+    activation : str
+        "gelu", "gelu_tanh", "relu", "silu", ...
+    gated : bool
+        Three matrices instead of two: SwiGLU with "silu", GeGLU with "gelu".
+    positions : {"learned", "sinusoidal", "rope", "none"}
+    bias : bool
+        Of every linear map; ``qkv_bias``, ``out_bias`` and ``ffn_bias`` may differ.
+    tied : bool
+        The output matrix is the embedding table.
+    eps : float
+        Of the norms.
+    rope_base, rope_scaling, rope_layout, rotary_dim
+        See `npformer.functional.rope`.
+    window : int, optional
+        Of sliding-window attention.
+    softcap, logit_softcap : float, optional
+        Of the scores and of the logits.
+    scale : float, optional
+        Of the scores, 1 / sqrt(d_h) unless given.
+    qk_norm : {None, "head", "projection"}
+    norm_offset : float
+        1 for Gemma, whose gain is 1 + gamma.
+    embedding_scale : float
+        What the token embedding is multiplied by.
+    final_norm : bool, optional
+        A norm after the last block: where the blocks leave the stream unnormed unless given.
+    token_types : int
+        Rows of a table of token types (BERT); 0 for none.
+    embedding_norm, pooler : bool
+        A norm after the embedding, and BERT's pooler (encoders).
+    head_bias : bool
+        A bias of the logits.
+    dropout, attention_dropout : float
+        Of the embedding and of each sub-layer's output; of the attention weights.
+    init : str
+        A name of `npformer.init.MATRICES`.
+    kernel : {"dense", "flash", "auto"}
+    recompute : bool
+        Keep only each block's input and compute the rest again in the backward.
+    L_encoder : int, optional
+        Encoder layers of an encoder-decoder, L unless given.
+
+    ``placement``, ``window`` and ``d_ff`` take one value or a tuple of L.
+    """
+
+    V: int
+    d: int
+    L: int
+    H: int
+    H_kv: int | None = None
+    d_h: int | None = None
+    d_ff: int | tuple[int, ...] | None = None
+    T_max: int = 1024
+    norm: str = "layernorm"
+    placement: str | tuple[str, ...] = "pre"
+    activation: str = "gelu_tanh"
+    gated: bool = False
+    positions: str = "learned"
+    bias: bool = True
+    tied: bool = True
+    eps: float = 1e-5
+    qkv_bias: bool | None = None
+    out_bias: bool | None = None
+    ffn_bias: bool | None = None
+    rope_base: float = 10000.0
+    rope_scaling: dict[str, Any] | None = None
+    rope_layout: str = "interleaved"
+    rotary_dim: int | None = None
+    window: int | tuple[int | None, ...] | None = None
+    softcap: float | None = None
+    logit_softcap: float | None = None
+    scale: float | None = None
+    qk_norm: str | None = None
+    norm_offset: float = 0.0
+    embedding_scale: float = 1.0
+    final_norm: bool | None = None
+    token_types: int = 0
+    embedding_norm: bool = False
+    pooler: bool = False
+    head_bias: bool = False
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    init: str = "gpt2"
+    kernel: str = "dense"
+    recompute: bool = False
+    L_encoder: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("V", "d", "L", "H", "T_max"):
+            self._positive_int(name, getattr(self, name))
+        for name in ("placement", "window", "d_ff"):
+            value = getattr(self, name)
+            if isinstance(value, list):
+                object.__setattr__(self, name, value := tuple(value))
+            if isinstance(value, tuple) and len(value) != self.L:
+                raise ValueError(
+                    f"{name} must be one value or one for each of the L = {self.L} layers, but it "
+                    f"has {len(value)}"
+                )
+        self._one_of("norm", self.norm, NORMS)
+        self._one_of("activation", self.activation, ACTIVATIONS)
+        self._one_of("positions", self.positions, POSITIONS)
+        self._one_of("init", self.init, MATRICES)
+        if self.norm_offset and self.norm != "rmsnorm":
+            raise ValueError(f"norm_offset needs norm='rmsnorm', but the norm is {self.norm!r}")
+        if self.positions == "sinusoidal" and self.d % 2:
+            raise ValueError(f"sinusoidal positions need an even d, but d = {self.d}")
+        for name in ("dropout", "attention_dropout"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie in [0, 1], but is {getattr(self, name)}")
+        if self.d_ff is None:
+            object.__setattr__(self, "d_ff", parity_width(self.d) if self.gated else 4 * self.d)
+        if self.L_encoder is None:
+            object.__setattr__(self, "L_encoder", self.L)
+        for layer in range(self.L):
+            self._one_of("placement", self.at("placement", layer), PLACEMENTS)
+            self._positive_int("d_ff", self.at("d_ff", layer))
+            attention = self.attention(layer)
+        object.__setattr__(self, "d_h", attention.d_h)
+        object.__setattr__(self, "H_kv", attention.H_kv)
+
+    @staticmethod
+    def _positive_int(name: str, value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} must be a whole number from 1 on, but is {value!r}")
+
+    @staticmethod
+    def _one_of(name: str, value: Any, names: Any) -> None:
+        if value not in names:
+            raise ValueError(f"{name} must be one of {', '.join(names)}, but is {value!r}")
+
+    def at(self, name: str, layer: int) -> Any:
+        """Return the value of a field in one layer."""
+        value = getattr(self, name)
+        return value[layer] if isinstance(value, tuple) else value
+
+    def attention(self, layer: int, *, causal: bool = True) -> AttentionConfig:
+        """Return what the self-attention of one layer is."""
+        return AttentionConfig(
+            d=self.d,
+            H=self.H,
+            H_kv=self.H_kv,
+            d_h=self.d_h,
+            causal=causal,
+            window=self.at("window", layer),
+            scale=self.scale,
+            softcap=self.softcap,
+            dropout=self.attention_dropout,
+            bias=self.bias if self.qkv_bias is None else self.qkv_bias,
+            out_bias=self.bias if self.out_bias is None else self.out_bias,
+            rope=self.positions == "rope",
+            rope_base=self.rope_base,
+            rope_scaling=self.rope_scaling,
+            rope_layout=self.rope_layout,
+            rotary_dim=self.rotary_dim,
+            qk_norm=self.qk_norm,
+            eps=self.eps,
+            norm_offset=self.norm_offset,
+            kernel=self.kernel,
+        )
+
+    def cross_attention(self) -> AttentionConfig:
+        """Return what cross-attention is: no order between the two texts, so no rotation."""
+        return AttentionConfig(
+            d=self.d,
+            H=self.H,
+            H_kv=self.H_kv,
+            d_h=self.d_h,
+            scale=self.scale,
+            softcap=self.softcap,
+            dropout=self.attention_dropout,
+            bias=self.bias if self.qkv_bias is None else self.qkv_bias,
+            out_bias=self.bias if self.out_bias is None else self.out_bias,
+            qk_norm=self.qk_norm,
+            eps=self.eps,
+            norm_offset=self.norm_offset,
+            kernel=self.kernel,
+        )
+
+    @property
+    def needs_final_norm(self) -> bool:
+        """Whether a norm follows the last block."""
+        if self.final_norm is not None:
+            return self.final_norm
+        return self.at("placement", self.L - 1) != "post"

@@ -1,0 +1,194 @@
+"""`Parameter` (a value and its gradient) and `Module` (a tree of named parameters)."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from .arrays import Array
+
+_adding = threading.Lock()
+_apart: ContextVar[GradientsApart | None] = ContextVar("npformer_gradients_apart", default=None)
+
+
+class Parameter:
+    """An array that training changes, with the gradient of the loss by it.
+
+    Attributes
+    ----------
+    value : array
+        The numbers themselves.
+    grad : array of the same shape and dtype
+        The sum of all gradients since the last `Module.zero_grad`; zeros before the first.
+    """
+
+    __slots__ = ("_grad", "value")
+
+    def __init__(self, value: Array) -> None:
+        self.value = value
+        self._grad: Array | None = None
+
+    @property
+    def grad(self) -> Array:
+        if self._grad is None:
+            self._grad = np.zeros_like(self.value)
+        return self._grad
+
+    @grad.setter
+    def grad(self, g: Array | None) -> None:
+        self._grad = g
+
+    @property
+    def has_grad(self) -> bool:
+        """Whether a gradient has arrived since the last `Module.zero_grad`."""
+        return self._grad is not None
+
+    def accumulate(self, g: Array) -> None:
+        """``grad += g``, for a fresh array ``g`` that nobody else holds.
+
+        The first gradient is kept as it is instead of being added to zeros: one pass over the
+        memory saved, two for a large embedding table. Layers call this and never assign, because
+        a layer may run twice and a tied weight is read in two places.
+        """
+        if g.shape != self.value.shape:
+            raise ValueError(f"a gradient of shape {g.shape} for a parameter {self.value.shape}")
+        apart = _apart.get()
+        if apart is not None:
+            apart.collect(self, g)
+            return
+        with _adding:
+            if self._grad is None:
+                self._grad = g
+            else:
+                self._grad += g
+
+
+class GradientsApart:
+    """The gradients of one backward pass, kept apart until `add` puts them into the parameters."""
+
+    def __init__(self) -> None:
+        self._sums: dict[int, tuple[Parameter, Array]] = {}
+
+    def collect(self, parameter: Parameter, g: Array) -> None:
+        if id(parameter) in self._sums:
+            self._sums[id(parameter)][1].__iadd__(g)
+        else:
+            self._sums[id(parameter)] = (parameter, g)
+
+    def add(self) -> None:
+        """Add what was collected to the parameters, once."""
+        for parameter, g in self._sums.values():
+            parameter.accumulate(g)
+        self._sums = {}
+
+
+@contextmanager
+def gradients_apart() -> Iterator[GradientsApart]:
+    """Collect the gradients of the backward passes inside, in this thread only.
+
+    For backward passes that run at the same time: each thread collects its own, then one thread
+    calls `GradientsApart.add` on each in a fixed order, so the sum is the same at every run.
+    """
+    apart = GradientsApart()
+    token = _apart.set(apart)
+    try:
+        yield apart
+    finally:
+        _apart.reset(token)
+
+
+class Module:
+    """A layer: parameters and child modules as attributes, no other state.
+
+    ``y, saved = layer.forward(x)`` and ``dx = layer.backward(dy, saved)``; ``layer(x)`` is
+    inference and keeps nothing. What the backward needs is in ``saved`` and never on the layer, so
+    the same layer can run twice, or in two threads, before its backward passes.
+    """
+
+    def forward(self, *inputs: Any, **options: Any) -> tuple[Any, Any]:
+        raise NotImplementedError
+
+    def backward(self, dy: Any, saved: Any) -> Any:
+        raise NotImplementedError
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        return self.forward(*inputs, **options)[0]
+
+    def children(self) -> Iterator[tuple[str, Module | Parameter]]:
+        """Yield the modules and parameters held directly, with their names (``blocks.0``)."""
+        for key, child in vars(self).items():
+            if isinstance(child, Module | Parameter):
+                yield key, child
+            elif isinstance(child, list):
+                for i, one in enumerate(child):
+                    if isinstance(one, Module | Parameter):
+                        yield f"{key}.{i}", one
+
+    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        """Yield ``(name, module)`` for this module ("") and all below it."""
+        yield prefix, self
+        for key, child in self.children():
+            if isinstance(child, Module):
+                yield from child.named_modules(f"{prefix}.{key}" if prefix else key)
+
+    def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
+        """Yield ``(name, parameter)``; a tied parameter comes once, under its first name."""
+        seen: set[int] = set()
+        for prefix, module in self.named_modules():
+            for key, child in module.children():
+                if isinstance(child, Parameter) and id(child) not in seen:
+                    seen.add(id(child))
+                    yield (f"{prefix}.{key}" if prefix else key), child
+
+    def parameters(self) -> list[Parameter]:
+        """Return every parameter once."""
+        return [p for _, p in self.named_parameters()]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the first parameter (float32 for a module without any)."""
+        return next((p.value.dtype for p in self.parameters()), np.dtype(np.float32))
+
+    def zero_grad(self) -> None:
+        """Forget every gradient."""
+        for p in self.parameters():
+            p.grad = None
+
+    def state_dict(self) -> dict[str, Array]:
+        """Return name to value; the arrays are the parameters' own, not copies."""
+        return {name: p.value for name, p in self.named_parameters()}
+
+    def load_state_dict(self, state: dict[str, Array]) -> None:
+        """Copy ``state`` into the parameters, keeping their dtype and their ties.
+
+        Raises
+        ------
+        ValueError
+            naming every missing, unexpected or wrongly shaped tensor; nothing is changed then.
+        """
+        own = dict(self.named_parameters())
+        faults = [f"missing {name}" for name in own if name not in state]
+        faults += [f"unexpected {name}" for name in state if name not in own]
+        faults += [
+            f"{name} has shape {np.shape(state[name])} and not {p.value.shape}"
+            for name, p in own.items()
+            if name in state and np.shape(state[name]) != p.value.shape
+        ]
+        if faults:
+            raise ValueError("the state does not fit this model: " + "; ".join(faults))
+        for name, p in own.items():
+            p.value[...] = state[name]
+
+    def astype(self, dtype: npt.DTypeLike) -> Self:
+        """Return a copy whose parameters have ``dtype``; what was tied stays tied."""
+        twin = copy.deepcopy(self)
+        for p in twin.parameters():
+            p.value, p.grad = p.value.astype(dtype), None
+        return twin

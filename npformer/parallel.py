@@ -1,0 +1,220 @@
+"""Run a formula on cache-sized pieces, several at a time. No mathematics here.
+
+NumPy works on whole arrays, so a formula of five operations sends five temporaries through
+memory. `rowwise` and `headwise` hand the formula pieces that stay in the cache, and hand several
+pieces out at once, since NumPy releases the interpreter lock inside its loops and products. The
+pieces and the order in which their sums are added depend on shapes only, never on the number of
+threads, so that the results are the same bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .arrays import Array, widen
+from .team import inside, run, set_threads, single_blas, threads
+
+__all__ = [
+    "add_rows",
+    "colsum",
+    "headwise",
+    "matmul",
+    "rowdot",
+    "rowmean",
+    "rowsum",
+    "rowwise",
+    "set_threads",
+    "threads",
+]
+
+BLOCK_BYTES = 1 << 19  # of one operand; a few of them fit in a core's L2 cache
+PIECES = 8  # a call is cut into at least so many pieces where they stay large enough
+SMALL_PRODUCT = 1 << 21  # multiply-adds below which a product is not worth a second thread
+
+
+def rowwise(
+    block: Callable[..., Any], *arrays: Array, stats: int = 0, sums: int = 0
+) -> tuple[Any, ...]:
+    """Apply ``block`` to blocks of rows of ``arrays`` and put its results together.
+
+    Parameters
+    ----------
+    block : callable
+        Takes (n, d_k) arrays, one an input, and returns a tuple: first results of n rows each,
+        then ``stats`` results of n rows that stay float32 where the inputs are float16, then
+        ``sums`` results that are added up over the blocks, in block order.
+    *arrays : (..., d_k) arrays
+        They share their leading axes.
+
+    Returns
+    -------
+    tuple of arrays
+        Rows with the leading axes of the inputs, then the sums.
+    """
+    lead = arrays[0].shape[:-1]
+    n = math.prod(lead)
+    flat = [a.reshape(n, a.shape[-1]) for a in arrays]
+    half = arrays[0].dtype == np.float16
+    row_bytes = max(1, *(a.shape[1] * a.itemsize for a in flat))
+    step = max(1, min(BLOCK_BYTES // row_bytes, -(-n // PIECES)))
+    if step * row_bytes < BLOCK_BYTES // 4:
+        step = max(1, BLOCK_BYTES // 4 // row_bytes)  # small pieces cost more than they bring
+    starts = range(0, n, step) if n else range(1)
+
+    rows: list[Array] = []
+    rows_end = 0
+    alone = len(starts) == 1
+    allocating = threading.Lock()
+
+    def task(k: int) -> Sequence[Any]:
+        nonlocal rows, rows_end
+        part = slice(starts[k], starts[k] + step)
+        result: Sequence[Any] = block(*(widen(a[part]) for a in flat))
+        rows_end = len(result) - sums
+        if half:
+            result = [
+                r.astype(np.float16) if j < rows_end - stats else r for j, r in enumerate(result)
+            ]
+        if alone:
+            rows = list(result[:rows_end])
+            return result[rows_end:]
+        with allocating:
+            if not rows:  # the first block to finish says what the results look like
+                rows = [np.empty((n, *r.shape[1:]), r.dtype) for r in result[:rows_end]]
+        for out, r in zip(rows, result, strict=False):
+            out[part] = r
+        return result[rows_end:]
+
+    with single_blas():
+        parts = run(task, len(starts))
+    totals = [sum(p[1:], start=p[0]) for p in zip(*parts, strict=True)]
+    if half:
+        totals = [t.astype(np.float16) for t in totals]
+    return (*(r.reshape(*lead, *r.shape[1:]) for r in rows), *totals)
+
+
+def headwise(
+    head: Callable[..., Any], *arrays: Array, stats: int = 0, work_bytes: int = 0
+) -> tuple[Array, ...]:
+    """Apply ``head`` to groups of heads of (B, H, ...) arrays and put the results together.
+
+    Parameters
+    ----------
+    head : callable
+        Takes (g, ...) arrays, the heads of one group, and returns a tuple of (g, ...) arrays; the
+        last ``stats`` of them stay float32 where the inputs are float16.
+    *arrays : (B, H, ...) arrays
+    work_bytes : int
+        What one head's temporaries need, to choose how many heads share a group.
+
+    Returns
+    -------
+    tuple of (B, H, ...) arrays
+        Results of two or more further axes lie in memory as (B, T, H, ..., d), so that merging
+        the heads costs nothing.
+    """
+    B, H = arrays[0].shape[:2]
+    half = arrays[0].dtype == np.float16
+    one = max(1, work_bytes, *(a[:1, :1].size * a.itemsize for a in arrays))
+    group = max(1, min(H, BLOCK_BYTES // one))
+    if B * H * one > BLOCK_BYTES // 2:
+        group = max(1, min(group, B * H // PIECES))
+    places = [(b, slice(h, h + group)) for b in range(B) for h in range(0, H, group)]
+
+    if not places:
+        raise ValueError(f"attention needs a batch and heads, but q has shape {arrays[0].shape}")
+    outs: list[Array] = []
+    allocating = threading.Lock()
+
+    def task(k: int) -> None:
+        nonlocal outs
+        result: Sequence[Array] = head(*(widen(a[places[k]]) for a in arrays))
+        narrow = len(result) - stats if half else 0
+        with allocating:
+            if not outs:  # the first group to finish says what the results look like
+                kinds = [
+                    np.dtype(np.float16) if j < narrow else r.dtype for j, r in enumerate(result)
+                ]
+                outs = [
+                    _empty_heads(B, H, r.shape[1:], d, stat=j >= len(result) - stats)
+                    for j, (r, d) in enumerate(zip(result, kinds, strict=True))
+                ]
+        for out, r in zip(outs, result, strict=True):
+            out[places[k]] = r
+
+    with single_blas():
+        run(task, len(places))
+    return tuple(outs)
+
+
+def _empty_heads(B: int, H: int, rest: tuple[int, ...], dtype: np.dtype[Any], stat: bool) -> Array:
+    """(B, H, ..., T, d) in the memory order (B, T, H, ..., d); plain order for a statistic."""
+    if stat or len(rest) < 2:
+        return np.empty((B, H, *rest), dtype)
+    return np.moveaxis(np.empty((B, rest[-2], H, *rest[:-2], rest[-1]), dtype), 1, -2)
+
+
+def matmul(a: Array, b: Array) -> Array:
+    """``a @ b`` for two matrices, the larger side of the result shared out over the team."""
+    if a.dtype == np.float16 and b.dtype == np.float16:
+        return matmul(widen(a), widen(b)).astype(np.float16)
+    (n, k), m = a.shape, b.shape[1]
+    pieces = min(threads(), max(n, m) // 64)
+    if pieces < 2 or n * k * m < SMALL_PRODUCT or inside():
+        return np.asarray(a @ b)
+    y = np.empty((n, m), np.result_type(a, b))
+    edges = [max(n, m) * i // pieces // 16 * 16 for i in range(pieces)] + [max(n, m)]
+
+    def task(i: int) -> None:
+        part = slice(edges[i], edges[i + 1])
+        if n >= m:
+            np.matmul(a[part], b, out=y[part])
+        else:
+            np.matmul(a, b[:, part], out=y[:, part])
+
+    with single_blas():
+        run(task, pieces)
+    return y
+
+
+def add_rows(ids: Array, rows: Array, size: int) -> Array:
+    """Return (size, d) zeros to which ``rows[i]`` was added at row ``ids[i]``, repeats summed.
+
+    One sparse product; `np.add.at` took five times as long.
+    """
+    from scipy.sparse import csr_array  # late: it takes longer to import than all of npformer
+
+    n = len(ids)
+    wide = widen(rows)
+    chooser = csr_array((np.ones(n, wide.dtype), (ids, np.arange(n))), shape=(size, n))
+    return np.asarray(chooser @ wide).astype(rows.dtype, copy=False)
+
+
+# ---------------------------------------------------------------- sums and maxima along a row
+
+
+def rowsum(x: Array) -> Array:
+    """``x.sum(-1, keepdims=True)`` as a product with ones, three times as fast for short rows."""
+    return (x @ np.ones(x.shape[-1], x.dtype))[..., None]
+
+
+def rowmean(x: Array) -> Array:
+    """``x.mean(-1, keepdims=True)``; the factor is a Python float, so float32 stays float32."""
+    return rowsum(x) * (1.0 / x.shape[-1])
+
+
+def rowdot(x: Array, y: Array) -> Array:
+    """``(x * y).sum(-1, keepdims=True)``, without a conjugate for complex numbers."""
+    if x.dtype.kind == "c" or y.dtype.kind == "c":
+        return np.sum(x * y, axis=-1, keepdims=True)
+    return np.vecdot(x, y)[..., None]
+
+
+def colsum(x: Array) -> Array:
+    """``x.sum(0)`` of a matrix as a product with ones."""
+    return np.ones(len(x), x.dtype) @ x

@@ -1,0 +1,188 @@
+"""Positions (chapter 2.5.5; text B section 3): sinusoidal, learned, rotary."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .arrays import Array, require_floating, widen
+from .linear import EmbeddingSaved, embedding, embedding_backward
+from .module import Module, Parameter
+
+
+def sinusoidal(positions: Any, d: int, dtype: npt.DTypeLike = np.float32) -> Array:
+    r"""Sines and cosines of the position at d / 2 wavelengths.
+
+    .. math::
+        p_{m, 2i} = \sin(m\, 10000^{-2i/d}), \qquad p_{m, 2i+1} = \cos(m\, 10000^{-2i/d})
+
+    Parameters
+    ----------
+    positions : (...) array of integers
+    d : int
+        Even.
+    dtype : dtype
+        Angles are computed in float64 and the result cast: in float16 the positions 2048 and
+        2049 would be the same number.
+
+    Returns
+    -------
+    (..., d) array
+
+    References
+    ----------
+    Vaswani et al., 2017, arXiv:1706.03762, section 3.5.
+    """
+    if d % 2:
+        raise ValueError(f"sinusoidal positions need an even d, but it is {d}")
+    angles = angles_of(positions, 10000.0 ** (-np.arange(0, d, 2) / d))
+    return (
+        np.stack([np.sin(angles), np.cos(angles)], axis=-1)
+        .reshape(*angles.shape[:-1], d)
+        .astype(dtype)
+    )
+
+
+def angles_of(positions: Any, frequencies: Array) -> Array:
+    """(..., n) float64 angles of (...) positions at n frequencies."""
+    return np.asarray(positions, np.float64)[..., None] * frequencies
+
+
+class RopeSaved(NamedTuple):
+    cos: Array
+    """(T, n) or (B, 1, T, n), n = rotary_dim / 2; scaled by the attention factor, like sin."""
+    sin: Array
+    layout: str
+
+
+def rope(
+    x: Array,
+    positions: Any,
+    base: float = 10000.0,
+    scaling: dict[str, Any] | None = None,
+    layout: str = "interleaved",
+    rotary_dim: int | None = None,
+) -> tuple[Array, RopeSaved]:
+    r"""Rotate each pair of features by an angle proportional to the position.
+
+    .. math::
+        \begin{pmatrix} y_a \\ y_b \end{pmatrix} =
+        \begin{pmatrix} \cos m\theta_i & -\sin m\theta_i \\ \sin m\theta_i & \cos m\theta_i
+        \end{pmatrix}
+        \begin{pmatrix} x_a \\ x_b \end{pmatrix}, \qquad \theta_i = \text{base}^{-2i/n}
+
+    for i = 0 ... n/2 - 1, where n is ``rotary_dim``; features beyond n stay. The product of a query
+    at m with a key at m' then depends on m' - m only.
+
+    Parameters
+    ----------
+    x : (..., T, d_h) array, or (B, H, T, d_h) where positions are (B, T)
+    positions : (T,) or (B, T) array of integers
+    base : float
+    scaling : dict, optional
+        A rule that stretches the frequencies, in Hugging Face's spelling.
+    layout : {"interleaved", "half"}
+        Pair i is (2i, 2i + 1), as in the texts and the paper, or (i, i + n/2), as in Hugging Face.
+    rotary_dim : int, optional
+        Even; d_h unless given.
+
+    Returns
+    -------
+    y : array of the shape of ``x``
+    saved : RopeSaved
+        The table of cosines and sines.
+
+    Raises
+    ------
+    ValueError
+        if the rotary dimension is odd or larger than d_h, or the shapes do not fit.
+
+    References
+    ----------
+    Su et al., 2021, arXiv:2104.09864; text B section 3.2.
+    """
+    require_floating(x, "x")
+    n = x.shape[-1] if rotary_dim is None else rotary_dim
+    if n % 2 or not 0 < n <= x.shape[-1]:
+        raise ValueError(
+            f"the rotary dimension must be even and at most d_h = {x.shape[-1]}, but it is {n}"
+        )
+    if layout not in ("interleaved", "half"):
+        raise ValueError(f'layout must be "interleaved" or "half", but is {layout!r}')
+    positions = np.asarray(positions)
+    if positions.ndim == 2 and x.ndim == 4 and positions.shape == (len(x), x.shape[2]):
+        positions = positions[:, None]  # (B, 1, T): the same for every head
+    elif positions.shape != x.shape[-2:-1]:
+        raise ValueError(
+            f"positions must have shape (T,), or (B, T) for x (B, H, T, d_h), but they are "
+            f"{positions.shape} for x {x.shape}"
+        )
+    frequencies, factor = rope_frequencies(n, base, scaling, positions)
+    angles = angles_of(positions, frequencies)
+    dtype = widen(x).real.dtype
+    cos, sin = (factor * np.cos(angles)).astype(dtype), (factor * np.sin(angles)).astype(dtype)
+    return rotate(x, cos, sin, layout), RopeSaved(cos, sin, layout)
+
+
+def rope_backward(dy: Array, saved: RopeSaved) -> Array:
+    r"""Gradient of `rope`: ``dx``, by rotating ``dy`` back.
+
+    A rotation R is linear and :math:`dx = R^T dy`; its transpose is the rotation by the opposite
+    angle, so the sine changes its sign. An attention factor multiplies both, so it stays.
+    """
+    return rotate(dy, saved.cos, -saved.sin, saved.layout)
+
+
+def rotate(x: Array, cos: Array, sin: Array, layout: str) -> Array:
+    """Rotate the pairs of the first 2 n features of ``x`` (..., T, d_h) by (..., T, n) tables."""
+    n = cos.shape[-1]
+    wide = widen(x)
+    y = np.empty_like(wide)
+    first, second = (
+        (slice(0, 2 * n, 2), slice(1, 2 * n, 2))
+        if layout == "interleaved"
+        else (slice(0, n), slice(n, 2 * n))
+    )
+    a, b = wide[..., first], wide[..., second]
+    y[..., first] = a * cos - b * sin
+    y[..., second] = a * sin + b * cos
+    y[..., 2 * n :] = wide[..., 2 * n :]
+    return y.astype(x.dtype, copy=False)
+
+
+def rope_frequencies(
+    n: int, base: float, scaling: dict[str, Any] | None, positions: Array
+) -> tuple[Array, float]:
+    """Return the n / 2 frequencies and the attention factor under a scaling rule."""
+    if scaling is not None:
+        raise ValueError(f"rope scaling {scaling!r} is not known")
+    return base ** (-np.arange(0, n, 2) / n), 1.0
+
+
+class LearnedPositions(Module):
+    """A learned row for each position, added to the embedding; starts as N(0, 0.02^2)."""
+
+    def __init__(
+        self,
+        T_max: int,
+        d: int,
+        *,
+        rng: np.random.Generator | int | None = None,
+        dtype: npt.DTypeLike = np.float32,
+    ) -> None:
+        self.P = Parameter(
+            (0.02 * np.random.default_rng(rng).standard_normal((T_max, d))).astype(dtype)
+        )
+
+    def forward(self, positions: Any) -> tuple[Array, EmbeddingSaved]:
+        positions, T_max = np.asarray(positions), len(self.P.value)
+        if positions.size and positions.max() >= T_max:
+            raise IndexError(
+                f"position {positions.max()} lies beyond the table of T_max = {T_max} positions"
+            )
+        return embedding(positions, self.P.value)
+
+    def backward(self, dy: Array, saved: EmbeddingSaved) -> None:
+        self.P.accumulate(embedding_backward(dy, saved))

@@ -1,0 +1,223 @@
+"""A small team of threads, and BLAS kept to one thread while it works. No mathematics here.
+
+``NPFORMER_THREADS`` sets the number of threads; by default the processors at hand, 8 at most.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+def _threads_at_start() -> int:
+    given = os.environ.get("NPFORMER_THREADS")
+    if given is None:
+        affinity = getattr(os, "sched_getaffinity", None)
+        return min(8, len(affinity(0)) if affinity else os.cpu_count() or 1)
+    if not given.isdigit() or int(given) < 1:
+        raise ValueError(f"NPFORMER_THREADS must be a whole number from 1 on, but is {given!r}")
+    return int(given)
+
+
+_threads = _threads_at_start()
+
+
+def threads() -> int:
+    """Return how many threads the pieces run on, the calling one included."""
+    return _threads
+
+
+def set_threads(n: int) -> None:
+    """Run the pieces on ``n`` threads from now on."""
+    global _threads
+    if n < 1:
+        raise ValueError(f"the number of threads must be 1 or more, but is {n}")
+    _threads = n
+
+
+# ---------------------------------------------------------------------------------- the team
+
+
+class _Team:
+    """Threads that sleep on a lock each; the caller works with them.
+
+    A thread-pool executor costs 71 us a call here and locks cost 42, which a step of a small
+    model notices. Each worker has two locks, which are always used in turn: ``wake`` is released
+    by the caller and taken by the worker, ``done`` the other way round.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        self._work: Callable[[], None] = lambda: None
+        self._contexts: list[contextvars.Context] = []
+        self._locks = [(threading.Lock(), threading.Lock()) for _ in range(workers)]
+        self._closed = False
+        for i, pair in enumerate(self._locks):
+            for lock in pair:
+                lock.acquire()
+            threading.Thread(target=self._serve, args=(i,), daemon=True, name="npformer").start()
+
+    def _serve(self, i: int) -> None:
+        wake, done = self._locks[i]
+        while True:
+            wake.acquire()
+            if self._closed:
+                return
+            self._contexts[i].run(self._work)
+            done.release()
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Run ``work`` on every thread; it must not raise."""
+        # The workers see the caller's context, np.errstate among it.
+        self._contexts = [contextvars.copy_context() for _ in range(self.workers)]
+        self._work = work
+        for wake, _ in self._locks:
+            wake.release()
+        work()
+        for _, done in self._locks:
+            done.acquire()
+
+    def close(self) -> None:
+        self._closed = True
+        for wake, _ in self._locks:
+            if wake.locked():
+                wake.release()
+
+
+_team: _Team | None = None
+_team_busy = threading.Lock()
+_inside = threading.local()
+
+
+def _after_fork() -> None:
+    global _team, _team_busy
+    _team, _team_busy = None, threading.Lock()  # the threads did not come along
+    _inside.flag = False
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def inside() -> bool:
+    """Whether this thread is working on a task of `run`."""
+    return getattr(_inside, "flag", False)
+
+
+def run(task: Callable[[int], Any], count: int) -> list[Any]:
+    """Return ``[task(0), ..., task(count - 1)]``, computed on the team.
+
+    Runs inline where a second thread can't help: one task, one thread, inside a task, while
+    another thread of the user's has the team, or where threads can't be started.
+    """
+    global _team
+    helpers = min(_threads, count) - 1
+    alone = helpers < 1 or inside()
+    if alone or not _team_busy.acquire(blocking=False):
+        return [task(i) for i in range(count)]
+    try:
+        if _team is None or _team.workers != _threads - 1:
+            if _team is not None:
+                _team.close()
+            try:
+                _team = _Team(_threads - 1)
+            except RuntimeError:  # "can't start new thread": a browser's Python
+                set_threads(1)
+                return [task(i) for i in range(count)]
+        return _run_on(_team, task, count)
+    except BaseException:
+        if _team is not None:
+            _team.close()  # interrupted while it worked: its locks may be out of turn
+        _team = None
+        raise
+    finally:
+        _team_busy.release()
+
+
+def _run_on(team: _Team, task: Callable[[int], Any], count: int) -> list[Any]:
+    results: list[Any] = [None] * count
+    errors: list[BaseException | None] = [None] * count
+    following = itertools.count().__next__
+
+    def work() -> None:
+        _inside.flag = True
+        try:
+            while (i := following()) < count:
+                try:
+                    results[i] = task(i)
+                except BaseException as error:
+                    errors[i] = error
+                    return
+        finally:
+            _inside.flag = False
+
+    team.run(work)
+    for error in errors:
+        if error is not None:
+            raise error
+    return results
+
+
+# ------------------------------------------------------------------------------ BLAS threads
+
+
+class _Blas:
+    """NumPy's BLAS libraries, limited to one thread while anybody asks for it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._depth = 0
+        self._libraries: list[Any] | None = None
+        self._before: list[int] = []
+
+    def enter(self) -> None:
+        with self._lock:
+            self._depth += 1
+            if self._depth > 1:
+                return
+            if self._libraries is None:
+                self._libraries = self._find()
+            self._before = [library.get_num_threads() or 1 for library in self._libraries]
+            self._set([1] * len(self._before))
+
+    def leave(self) -> None:
+        with self._lock:
+            self._depth -= 1
+            if self._depth == 0:
+                self._set(self._before)
+
+    def _set(self, numbers: list[int]) -> None:
+        for library, number, before in zip(
+            self._libraries or [], numbers, self._before, strict=True
+        ):
+            if before != 1:
+                library.set_num_threads(number)
+
+    @staticmethod
+    def _find() -> list[Any]:
+        from threadpoolctl import ThreadpoolController  # late: a tenth of `import npformer`
+
+        found = ThreadpoolController().select(user_api="blas")
+        return list(found.lib_controllers)
+
+
+_blas = _Blas()
+
+
+@contextmanager
+def single_blas() -> Iterator[None]:
+    """Limit BLAS to one thread inside; products are shared out by `matmul` instead.
+
+    BLAS threads that take turns with Python threads spin while they wait, which made a training
+    step up to twice as slow.
+    """
+    _blas.enter()
+    try:
+        yield
+    finally:
+        _blas.leave()
