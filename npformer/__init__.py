@@ -10,6 +10,9 @@ array([0.5, 0.5])
 array([ 0.25, -0.25])
 """
 
+from importlib import import_module as _import_module
+from typing import Any as _Any
+
 from . import functional
 from .activation import Activation
 from .attention import AttentionSaved
@@ -28,3 +31,28 @@ from .position import LearnedPositions
 from .softmax import LogSoftmax, Softmax
 
 __version__ = "0.1.0"
+
+_LATE = {
+    "GradientReport": "checking",
+    "gradcheck": "checking",
+    "preset": "presets",
+    "presets": "presets",
+    "accounting": "accounting",
+    "load_pretrained": "weights",
+    "save_pretrained": "weights",
+    "optim": "optim",
+    "train": "training",
+    "generate": "decoding",
+}
+"""Names of the upper floors, imported at first use: reading a model needs none of them."""
+
+
+def __getattr__(name: str) -> _Any:
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = _import_module(f".{_LATE[name]}", __name__)
+    return module if name == _LATE[name] else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_LATE])

@@ -403,7 +403,7 @@ def test_a16_a_window_sees_something(kernel, window):
         uniform(kernel, heads([1, 2]), 2, causal=True, window=window)
 
 
-# ------------------------------------------------------------------ A17, A18 grouped key-value heads
+# ------------------------------------------------------------- A17, A18 grouped key-value heads
 
 
 def test_a17_neighbouring_query_heads_share_a_key_value_head(kernel):
