@@ -117,7 +117,8 @@ def attention(
             S = scores(q[..., i, :], k[..., j, :], rules)  # (g, G, t, s)
             hide(S, i, j, rules.sight, *masks)
             m, nothing = row_maximum(S)
-            S -= m
+            with np.errstate(over="ignore"):
+                S -= m
             P = np.exp(S, out=S)
             total = np.where(nothing, 1, rowsum(P))
             if (z := keep(ids, i, j, rules, P)) is not None:
@@ -164,7 +165,8 @@ def attention_backward(dy: Array, saved: AttentionSaved) -> tuple[Array, Array, 
             S = scores(q[..., i, :], k[..., j, :], rules)
             slope = cap_slope(S, rules)
             hide(S, i, j, rules.sight, *masks)
-            S -= lse[..., i, None]
+            with np.errstate(over="ignore"):
+                S -= lse[..., i, None]
             P = np.exp(S, out=S)
             dP = times(dy[..., i, :], v[..., j, :].swapaxes(-1, -2))
             if (z := keep(ids, i, j, rules, P)) is not None:
@@ -197,7 +199,8 @@ def attention_weights(saved: AttentionSaved) -> Array:
     def head(q: Array, k: Array, lse: Array, *masks: Array) -> tuple[Array]:
         S = scores(q, k, rules)
         hide(S, slice(0, T), slice(0, S.shape[-1]), rules.sight, *masks)
-        S -= lse[..., None]
+        with np.errstate(over="ignore"):
+            S -= lse[..., None]
         return (np.exp(S, out=S),)
 
     q5, k, _, _, *masks = grouped(q, k, k, mask)

@@ -17,8 +17,10 @@ class CrossEntropySaved(NamedTuple):
     """(..., V), by reference."""
     targets: Array
     """(...)."""
-    lse: Array
-    """(..., 1), log of the sum of exp of the logits."""
+    m: Array
+    """(..., 1), the largest logit."""
+    log_sum: Array
+    """(..., 1), log of the sum of exp(logits - m)."""
     counted: Array
     """(..., 1) booleans, False where the target is ignored."""
     smoothing: float
@@ -59,7 +61,8 @@ def cross_entropy(
     loss : float, or (...) array for "none"
         Never less precise than float32; a sum is a Python float, added up in float64.
     saved : CrossEntropySaved
-        ``lse`` (..., 1) is the only new memory of size.
+        ``m`` and ``log_sum`` (..., 1) are the only new memory of size. Added up to lse, a large
+        ``m`` would round ``log_sum`` away.
 
     Raises
     ------
@@ -92,20 +95,21 @@ def cross_entropy(
         raise IndexError(f"targets must lie in [0, {V}) or be {ignore_index}, but one is {wrong}")
     eps = float(label_smoothing)
 
-    def block(z: Array, t: Array, counted: Array) -> tuple[Array, Array]:
+    def block(z: Array, t: Array, counted: Array) -> tuple[Array, Array, Array]:
         m = np.max(z, axis=-1, keepdims=True, initial=-np.inf)
         m = np.where(np.isneginf(m.real), 0, m)
         with np.errstate(over="ignore"):
-            lse = m + np.log(rowsum(np.exp(z - m)))
+            z = z - m
+        log_sum = np.log(rowsum(np.exp(z)))
         wanted = np.take_along_axis(z, np.where(counted, t, 0), axis=-1)
         if eps:
             wanted = (1 - eps) * wanted + eps * (rowsum(z) * (1.0 / V))
-        return np.where(counted, lse - wanted, 0), lse
+        return np.where(counted, log_sum - wanted, 0), m, log_sum
 
-    loss, lse = rowwise(block, logits, targets[..., None], counted, stats=2)
+    loss, m, log_sum = rowwise(block, logits, targets[..., None], counted, stats=3)
     count = int(np.count_nonzero(counted))
     weight = 1.0 / max(1, count) if reduction == "mean" else 1.0
-    saved = CrossEntropySaved(logits, targets, lse, counted, eps, weight)
+    saved = CrossEntropySaved(logits, targets, m, log_sum, counted, eps, weight)
     if reduction == "none":
         return loss[..., 0], saved
     return loss.sum(dtype=np.result_type(loss, np.float64)).item() * weight, saved
@@ -122,16 +126,21 @@ def cross_entropy_backward(dloss: Any, saved: CrossEntropySaved) -> Array:
     which sums to 0, times the row's share of ``dloss``: 1 / N under the mean over N rows, and 0
     for ignored rows.
     """
-    logits, targets, lse, counted, eps, weight = saved
+    logits, targets, m, log_sum, counted, eps, weight = saved
     V = logits.shape[-1]
     if np.ndim(dloss) == 0:
         dloss = np.broadcast_to(
             np.asarray(complex(dloss) if np.iscomplexobj(dloss) else float(dloss)), targets.shape
         )
-    share = (np.where(counted, dloss[..., None], 0) * weight).astype(lse.dtype, copy=False)
+    share = (np.where(counted, dloss[..., None], 0) * weight).astype(log_sum.dtype, copy=False)
 
-    def block(z: Array, t: Array, lse: Array, counted: Array, share: Array) -> tuple[Array]:
-        dz = np.exp(z - lse)
+    def block(
+        z: Array, t: Array, m: Array, log_sum: Array, counted: Array, share: Array
+    ) -> tuple[Array]:
+        with np.errstate(over="ignore"):
+            dz = z - m
+        dz -= log_sum
+        np.exp(dz, out=dz)
         if eps:
             dz -= eps / V
         rows = np.flatnonzero(counted)
@@ -140,7 +149,8 @@ def cross_entropy_backward(dloss: Any, saved: CrossEntropySaved) -> Array:
         dz[~counted[:, 0]] = 0  # whatever the logits are there, NaN too
         return (dz,)
 
-    return rowwise(block, logits, targets[..., None], lse, counted, share)[0]
+    dz: Array = rowwise(block, logits, targets[..., None], m, log_sum, counted, share)[0]
+    return dz
 
 
 class CrossEntropy(Module):
