@@ -91,6 +91,10 @@ class AttentionConfig:
             raise ValueError(
                 f"H = {self.H} query heads can't share H_kv = {self.H_kv} heads equally"
             )
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"window must be 1 or more, but is {self.window}")
+        if self.softcap is not None and not self.softcap > 0:
+            raise ValueError(f"softcap must be positive, but is {self.softcap}")
         if self.qk_norm not in (None, "head", "projection"):
             raise ValueError(f'qk_norm must be None, "head" or "projection", not {self.qk_norm!r}')
         if self.kernel not in (*KERNELS, "auto"):
