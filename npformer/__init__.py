@@ -35,8 +35,8 @@ __version__ = "0.1.0"
 _LATE = {
     "GradientReport": "checking",
     "gradcheck": "checking",
-    "preset": "presets",
-    "presets": "presets",
+    "preset": "catalogue",
+    "presets": "catalogue",
     "accounting": "accounting",
     "load_pretrained": "weights",
     "save_pretrained": "weights",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .activation import ACTIVATIONS
@@ -13,6 +13,8 @@ from .multihead import AttentionConfig
 from .norm import NORMS
 
 POSITIONS = ("learned", "sinusoidal", "rope", "none")
+LAYOUTS = ("interleaved", "half")
+KINDS = ("decoder", "encoder", "encoder-decoder")
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ class TransformerConfig:
     gated : bool
         Three matrices instead of two: SwiGLU with "silu", GeGLU with "gelu".
     positions : {"learned", "sinusoidal", "rope", "none"}
+    sinusoidal_layout : {"interleaved", "half"}
+        See `npformer.position.sinusoidal`.
     bias : bool
         Of every linear map; ``qkv_bias``, ``out_bias`` and ``ffn_bias`` may differ.
     tied : bool
@@ -70,8 +74,15 @@ class TransformerConfig:
     kernel : {"dense", "flash", "auto"}
     recompute : bool
         Keep only each block's input and compute the rest again in the backward.
-    L_encoder : int, optional
-        Encoder layers of an encoder-decoder, L unless given.
+    L_encoder, H_encoder : int, optional
+        Layers and heads of the encoder of an encoder-decoder, L and H unless given; other heads
+        have the same width together.
+    d_ff_encoder : int, optional
+        Its feed-forward width; that of the decoder unless given.
+    kind : {"decoder", "encoder", "encoder-decoder"}
+        What is counted; `DecoderLM`, `Encoder` and `EncoderDecoder` set it in their ``cfg``.
+    name : str, optional
+        What messages call the model; equal configurations may differ in it.
 
     ``placement``, ``window`` and ``d_ff`` take one value or a tuple of L.
     """
@@ -117,6 +128,11 @@ class TransformerConfig:
     kernel: str = "dense"
     recompute: bool = False
     L_encoder: int | None = None
+    H_encoder: int | None = None
+    d_ff_encoder: int | None = None
+    sinusoidal_layout: str = "interleaved"
+    kind: str = "decoder"
+    name: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("V", "d", "L", "H", "T_max"):
@@ -133,7 +149,9 @@ class TransformerConfig:
         self._one_of("norm", self.norm, NORMS)
         self._one_of("activation", self.activation, ACTIVATIONS)
         self._one_of("positions", self.positions, POSITIONS)
+        self._one_of("sinusoidal_layout", self.sinusoidal_layout, LAYOUTS)
         self._one_of("init", self.init, MATRICES)
+        self._one_of("kind", self.kind, KINDS)
         if self.norm_offset and self.norm != "rmsnorm":
             raise ValueError(f"norm_offset needs norm='rmsnorm', but the norm is {self.norm!r}")
         if self.positions == "sinusoidal" and self.d % 2:
@@ -145,12 +163,20 @@ class TransformerConfig:
             object.__setattr__(self, "d_ff", parity_width(self.d) if self.gated else 4 * self.d)
         if self.L_encoder is None:
             object.__setattr__(self, "L_encoder", self.L)
+        for name in ("L_encoder", "H_encoder", "d_ff_encoder"):
+            if getattr(self, name) is not None:
+                self._positive_int(name, getattr(self, name))
         for layer in range(self.L):
             self._one_of("placement", self.at("placement", layer), PLACEMENTS)
             self._positive_int("d_ff", self.at("d_ff", layer))
             attention = self.attention(layer)
         object.__setattr__(self, "d_h", attention.d_h)
         object.__setattr__(self, "H_kv", attention.H_kv)
+        if (self.H * attention.width) % (self.H_encoder or self.H):
+            raise ValueError(
+                f"H_encoder = {self.H_encoder} heads can't share the width H d_h = "
+                f"{self.H * attention.width} equally"
+            )
 
     @staticmethod
     def _positive_int(name: str, value: Any) -> None:
@@ -209,6 +235,23 @@ class TransformerConfig:
             norm_offset=self.norm_offset,
             kernel=self.kernel,
         )
+
+    def encoder_side(self) -> TransformerConfig:
+        """Return the encoder of an encoder-decoder.
+
+        It has its own depth, heads and feed-forward width. Where its depth is another one, all its
+        layers are as the first of the decoder.
+        """
+        changed: dict[str, Any] = {}
+        if self.L_encoder != self.L:
+            changed = {name: self.at(name, 0) for name in ("placement", "window", "d_ff")}
+            changed["L"] = self.L_encoder
+        H = self.H_encoder or self.H
+        if self.H != H:
+            changed |= {"H": H, "H_kv": H, "d_h": self.H * self.attention(0).width // H}
+        if self.d_ff_encoder is not None:
+            changed["d_ff"] = self.d_ff_encoder
+        return replace(self, **changed) if changed else self
 
     @property
     def needs_final_norm(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from .linear import Linear
 from .loss import cross_entropy, cross_entropy_backward
 from .masks import padding_mask
 from .module import Module
+from .sizes import fitting
 from .stack import Head, InputEmbedding, Stack, check_text, default_positions
 
 
@@ -32,6 +32,7 @@ class Encoder(Module):
         rng: np.random.Generator | int | None = None,
         dtype: npt.DTypeLike = np.float32,
     ) -> None:
+        cfg = fitting(cfg, "encoder", dtype)
         rng = np.random.default_rng(rng)
         self.cfg = cfg
         self.embedding = InputEmbedding(cfg, rng, dtype)
@@ -87,6 +88,7 @@ class DecoderLM(Module):
         rng: np.random.Generator | int | None = None,
         dtype: npt.DTypeLike = np.float32,
     ) -> None:
+        cfg = fitting(cfg, "decoder", dtype)
         rng = np.random.default_rng(rng)
         self.cfg = cfg
         self.embedding = InputEmbedding(cfg, rng, dtype)
@@ -190,9 +192,10 @@ class EncoderDecoder(Module):
         rng: np.random.Generator | int | None = None,
         dtype: npt.DTypeLike = np.float32,
     ) -> None:
+        cfg = fitting(cfg, "encoder-decoder", dtype)
         rng = np.random.default_rng(rng)
         self.cfg = cfg
-        self.encoder = Encoder(_encoder_config(cfg), rng=rng, dtype=dtype)
+        self.encoder = Encoder(cfg.encoder_side(), rng=rng, dtype=dtype)
         self.embedding = InputEmbedding(cfg, rng, dtype)
         self.stack = Stack(cfg, rng, dtype, causal=True, cross=True)
         if cfg.tied:
@@ -273,11 +276,3 @@ class EncoderDecoder(Module):
 
     def loss_backward(self, dloss: float, saved: dict[str, Any]) -> None:
         self.backward(cross_entropy_backward(dloss, saved["cross_entropy"]), saved)
-
-
-def _encoder_config(cfg: TransformerConfig) -> TransformerConfig:
-    """The encoder's side of a configuration: its own depth, with the first layer's values."""
-    if cfg.L_encoder is None or cfg.L_encoder == cfg.L:
-        return cfg
-    first = {name: cfg.at(name, 0) for name in ("placement", "window", "d_ff")}
-    return replace(cfg, L=cfg.L_encoder, **first)

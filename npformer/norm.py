@@ -208,7 +208,8 @@ class RMSNorm(Module):
         self.offset = float(offset)
 
     def forward(self, x: Array) -> tuple[Array, RMSNormSaved]:
-        return rmsnorm(x, self.gamma.value + self.offset, self.eps)
+        gamma = self.gamma.value + self.offset if self.offset else self.gamma.value
+        return rmsnorm(x, gamma, self.eps)
 
     def backward(self, dy: Array, saved: RMSNormSaved) -> Array:
         dx, dgamma = rmsnorm_backward(dy, saved)

@@ -1,4 +1,4 @@
-"""Positions (chapter 2.5.5; text B section 3): sinusoidal, learned, rotary."""
+"""Positions (chapter 2.5.5; text B section 3): sinusoidal, rotary, learned."""
 
 from __future__ import annotations
 
@@ -10,9 +10,30 @@ import numpy.typing as npt
 from .arrays import Array, require_floating, widen
 from .linear import EmbeddingSaved, embedding, embedding_backward
 from .module import Module, Parameter
+from .rope_scaling import BASE, read_scaling, rope_frequencies, rotary_dimension
 
 
-def sinusoidal(positions: Any, d: int, dtype: npt.DTypeLike = np.float32) -> Array:
+def require_positions(positions: Any) -> Array:
+    """Return ``positions`` as an integer array, none of them negative.
+
+    Raises
+    ------
+    TypeError
+        if they are not integers: positions in a half type would repeat from 2048 on.
+    ValueError
+        if one of them is negative.
+    """
+    positions = np.asarray(positions)
+    if positions.size and positions.dtype.kind not in "iu":
+        raise TypeError(f"positions must be integers, but the dtype is {positions.dtype}")
+    if positions.size and positions.min() < 0:
+        raise ValueError(f"positions must be 0 or more, but one of them is {positions.min()}")
+    return positions
+
+
+def sinusoidal(
+    positions: Any, d: int, dtype: npt.DTypeLike = np.float32, layout: str = "interleaved"
+) -> Array:
     r"""Sines and cosines of the position at d / 2 wavelengths.
 
     .. math::
@@ -26,6 +47,9 @@ def sinusoidal(positions: Any, d: int, dtype: npt.DTypeLike = np.float32) -> Arr
     dtype : dtype
         Angles are computed in float64 and the result cast: in float16 the positions 2048 and
         2049 would be the same number.
+    layout : {"interleaved", "half"}
+        Sines and cosines in turn, as in the formula, or all sines first, as in Marian: the same
+        numbers in another order.
 
     Returns
     -------
@@ -37,17 +61,16 @@ def sinusoidal(positions: Any, d: int, dtype: npt.DTypeLike = np.float32) -> Arr
     """
     if d % 2:
         raise ValueError(f"sinusoidal positions need an even d, but it is {d}")
+    if layout not in ("interleaved", "half"):
+        raise ValueError(f'layout must be "interleaved" or "half", but is {layout!r}')
     angles = angles_of(positions, 10000.0 ** (-np.arange(0, d, 2) / d))
-    return (
-        np.stack([np.sin(angles), np.cos(angles)], axis=-1)
-        .reshape(*angles.shape[:-1], d)
-        .astype(dtype)
-    )
+    table = np.stack([np.sin(angles), np.cos(angles)], axis=-1 if layout == "interleaved" else -2)
+    return table.reshape(*angles.shape[:-1], d).astype(dtype)
 
 
 def angles_of(positions: Any, frequencies: Array) -> Array:
     """(..., n) float64 angles of (...) positions at n frequencies."""
-    return np.asarray(positions, np.float64)[..., None] * frequencies
+    return require_positions(positions).astype(np.float64)[..., None] * frequencies
 
 
 class RopeSaved(NamedTuple):
@@ -57,13 +80,18 @@ class RopeSaved(NamedTuple):
     layout: str
 
 
+LAYOUTS = ("interleaved", "half")
+
+
 def rope(
     x: Array,
     positions: Any,
-    base: float = 10000.0,
+    base: float = BASE,
     scaling: dict[str, Any] | None = None,
     layout: str = "interleaved",
     rotary_dim: int | None = None,
+    *,
+    length: int | None = None,
 ) -> tuple[Array, RopeSaved]:
     r"""Rotate each pair of features by an angle proportional to the position.
 
@@ -80,13 +108,21 @@ def rope(
     ----------
     x : (..., T, d_h) array, or (B, H, T, d_h) where positions are (B, T)
     positions : (T,) or (B, T) array of integers
+        Not negative. Angles are computed in float64, and only their sines and cosines are cast.
     base : float
     scaling : dict, optional
-        A rule that stretches the frequencies, in Hugging Face's spelling.
+        A rule that stretches the frequencies, in Hugging Face's spelling, such as
+        ``{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}``; see
+        `npformer.rope_scaling`. An attention factor scales what is rotated.
     layout : {"interleaved", "half"}
-        Pair i is (2i, 2i + 1), as in the texts and the paper, or (i, i + n/2), as in Hugging Face.
+        Pair i is (2i, 2i + 1), as in the texts and the paper, or (i, i + n/2), as in Hugging Face;
+        `rope_permutation` leads from one to the other.
     rotary_dim : int, optional
-        Even; d_h unless given.
+        Even; d_h, or the scaling's ``partial_rotary_factor`` of it, unless given.
+    length : int, optional
+        For rules that depend on the length of the text ("dynamic", "longrope"): one length for the
+        whole call, the largest position + 1 unless given. Nothing is remembered, so a short text
+        after a long one is rotated as if it came first.
 
     Returns
     -------
@@ -96,22 +132,24 @@ def rope(
 
     Raises
     ------
+    TypeError
+        if ``x`` is not floating or the positions are not integers.
     ValueError
-        if the rotary dimension is odd or larger than d_h, or the shapes do not fit.
+        if the rotary dimension is odd or larger than d_h, a position is negative, the shapes do not
+        fit, or the scaling makes no sense.
 
     References
     ----------
     Su et al., 2021, arXiv:2104.09864; text B section 3.2.
     """
     require_floating(x, "x")
-    n = x.shape[-1] if rotary_dim is None else rotary_dim
-    if n % 2 or not 0 < n <= x.shape[-1]:
-        raise ValueError(
-            f"the rotary dimension must be even and at most d_h = {x.shape[-1]}, but it is {n}"
-        )
-    if layout not in ("interleaved", "half"):
+    if x.ndim < 2:
+        raise ValueError(f"x must have shape (..., T, d_h), but it is {x.shape}")
+    rule = read_scaling(scaling, base)
+    n = rotary_dimension(x.shape[-1], rotary_dim, rule)
+    if layout not in LAYOUTS:
         raise ValueError(f'layout must be "interleaved" or "half", but is {layout!r}')
-    positions = np.asarray(positions)
+    positions = require_positions(positions)
     if positions.ndim == 2 and x.ndim == 4 and positions.shape == (len(x), x.shape[2]):
         positions = positions[:, None]  # (B, 1, T): the same for every head
     elif positions.shape != x.shape[-2:-1]:
@@ -119,7 +157,9 @@ def rope(
             f"positions must have shape (T,), or (B, T) for x (B, H, T, d_h), but they are "
             f"{positions.shape} for x {x.shape}"
         )
-    frequencies, factor = rope_frequencies(n, base, scaling, positions)
+    if length is None and rule.by_length:
+        length = text_length(positions)
+    frequencies, factor = rope_frequencies(n, rule.base, rule, length)
     angles = angles_of(positions, frequencies)
     dtype = widen(x).real.dtype
     cos, sin = (factor * np.cos(angles)).astype(dtype), (factor * np.sin(angles)).astype(dtype)
@@ -152,17 +192,37 @@ def rotate(x: Array, cos: Array, sin: Array, layout: str) -> Array:
     return y.astype(x.dtype, copy=False)
 
 
-def rope_frequencies(
-    n: int, base: float, scaling: dict[str, Any] | None, positions: Array
-) -> tuple[Array, float]:
-    """Return the n / 2 frequencies and the attention factor under a scaling rule."""
-    if scaling is not None:
-        raise ValueError(f"rope scaling {scaling!r} is not known")
-    return base ** (-np.arange(0, n, 2) / n), 1.0
+def text_length(positions: Any) -> int:
+    """Return the largest position + 1, the one length of a call for rules that need a length."""
+    return int(np.max(positions, initial=-1)) + 1
+
+
+def rope_permutation(d_h: int, rotary_dim: int | None = None) -> Array:
+    """Return the (d_h,) order that turns the interleaved layout into halves.
+
+    With ``order = rope_permutation(d_h, n)`` features are permuted by ``x[..., order]``, and back by
+    ``x[..., np.argsort(order)]``: half(x[..., order]) = interleaved(x)[..., order]. Scores don't
+    change where queries and keys are permuted alike, so weights made for one layout run in the
+    other when, in every head, the columns of Wq and Wk are permuted (here ``W`` is (d, H d_h))::
+
+        W.reshape(d, H, d_h)[:, :, order].reshape(d, H * d_h)
+
+    and likewise their biases and the gains of a query-key norm. Wv and Wo stay.
+
+    Examples
+    --------
+    >>> rope_permutation(8, 6)
+    array([0, 2, 4, 1, 3, 5, 6, 7])
+    """
+    n = rotary_dimension(d_h, rotary_dim, read_scaling(None))
+    return np.concatenate([np.arange(0, n, 2), np.arange(1, n, 2), np.arange(n, d_h)])
 
 
 class LearnedPositions(Module):
-    """A learned row for each position, added to the embedding; starts as N(0, 0.02^2)."""
+    """A learned row for each position, added to the embedding; starts as N(0, 0.02^2).
+
+    A position beyond the table is an IndexError: a slice would silently be too short.
+    """
 
     def __init__(
         self,
@@ -177,7 +237,7 @@ class LearnedPositions(Module):
         )
 
     def forward(self, positions: Any) -> tuple[Array, EmbeddingSaved]:
-        positions, T_max = np.asarray(positions), len(self.P.value)
+        positions, T_max = require_positions(positions), len(self.P.value)
         if positions.size and positions.max() >= T_max:
             raise IndexError(
                 f"position {positions.max()} lies beyond the table of T_max = {T_max} positions"

@@ -49,7 +49,7 @@ class InputEmbedding(Module):
             p, saved["learned"] = self.learned.forward(positions)
             x += p
         elif self.cfg.positions == "sinusoidal":
-            x += sinusoidal(positions, self.cfg.d, x.real.dtype)
+            x += sinusoidal(positions, self.cfg.d, x.real.dtype, self.cfg.sinusoidal_layout)
         if self.cfg.token_types:
             types = np.zeros_like(ids) if token_types is None else token_types
             t, saved["types"] = self.types.forward(types)
