@@ -165,7 +165,8 @@ def matmul(a: Array, b: Array) -> Array:
         return matmul(widen(a), widen(b)).astype(np.float16)
     (n, k), m = a.shape, b.shape[1]
     pieces = min(threads(), max(n, m) // 64)
-    if pieces < 2 or n * k * m < SMALL_PRODUCT or inside():
+    # Of few rows or columns reading the matrix is the work: it counts like 16 of them.
+    if pieces < 2 or max(n, 16) * k * max(m, 16) < SMALL_PRODUCT or inside():
         return np.asarray(a @ b)
     y = np.empty((n, m), np.result_type(a, b))
     edges = [max(n, m) * i // pieces // 16 * 16 for i in range(pieces)] + [max(n, m)]
