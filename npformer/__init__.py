@@ -41,6 +41,8 @@ _LATE = {
     "load_pretrained": "weights",
     "save_pretrained": "weights",
     "optim": "optim",
+    "check_causal": "probes",
+    "check_padding": "probes",
     "train": "training",
     "generate": "decoding",
 }
