@@ -15,6 +15,7 @@ from .activation import (
 from .attention import attention, attention_backward, attention_weights
 from .dropout import dropout, dropout_backward
 from .feedforward import gate, gate_backward
+from .flash import flash_attention, flash_attention_backward
 from .linear import embedding, embedding_backward, linear, linear_backward
 from .loss import cross_entropy, cross_entropy_backward
 from .masks import causal_mask, combine_masks, padding_mask, window_mask
