@@ -112,8 +112,11 @@ class DecoderLM(Module):
         mask: Any = None,
         positions: Any = None,
         cache: KVCache | None = None,
+        *,
+        last: bool = False,
     ) -> Array:
-        return self._run(ids, mask, positions, cache, None, keep=False)[0]
+        """Return the logits (B, T, V), or with ``last`` only those after the last token."""
+        return self._run(ids, mask, positions, cache, None, keep=False, last=last)[0]
 
     def backward(self, dlogits: Array, saved: dict[str, Any]) -> None:
         dh = self.head.backward(dlogits, saved["head"])
@@ -143,7 +146,15 @@ class DecoderLM(Module):
         self.backward(cross_entropy_backward(dloss, saved["cross_entropy"]), saved)
 
     def _run(
-        self, ids: Any, mask: Any, positions: Any, cache: KVCache | None, rng: Any, *, keep: bool
+        self,
+        ids: Any,
+        mask: Any,
+        positions: Any,
+        cache: KVCache | None,
+        rng: Any,
+        *,
+        keep: bool,
+        last: bool = False,
     ) -> tuple[Array, dict[str, Any]]:
         ids, real = check_text(ids, mask, self.cfg.V)
         rng = None if rng is None else np.random.default_rng(rng)
@@ -153,7 +164,8 @@ class DecoderLM(Module):
             x, embedding = self.embedding.forward(ids, positions, None, rng)
             options = {"mask": seen, "positions": positions, "cache": cache}
             if not keep:
-                return self.head(self.stack(x, **options)), {}
+                h = self.stack(x, **options)
+                return self.head(h[:, -1:] if last else h), {}
             h, stack = self.stack.forward(x, **options, rng=rng)
             logits, head = self.head.forward(h)
         except BaseException:
