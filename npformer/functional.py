@@ -20,7 +20,8 @@ from .linear import embedding, embedding_backward, linear, linear_backward
 from .loss import cross_entropy, cross_entropy_backward
 from .masks import causal_mask, combine_masks, padding_mask, window_mask
 from .norm import layernorm, layernorm_backward, rmsnorm, rmsnorm_backward
-from .position import rope, rope_backward, sinusoidal
+from .position import rope, rope_backward, rope_permutation, sinusoidal
+from .rope_scaling import rope_frequencies
 from .softmax import log_softmax, log_softmax_backward, softmax, softmax_backward
 from .stack import softcap, softcap_backward, unembedding, unembedding_backward
 

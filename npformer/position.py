@@ -12,6 +12,8 @@ from .linear import EmbeddingSaved, embedding, embedding_backward
 from .module import Module, Parameter
 from .rope_scaling import BASE, read_scaling, rope_frequencies, rotary_dimension
 
+LAYOUTS = ("interleaved", "half")
+
 
 def require_positions(positions: Any) -> Array:
     """Return ``positions`` as an integer array, none of them negative.
@@ -61,7 +63,7 @@ def sinusoidal(
     """
     if d % 2:
         raise ValueError(f"sinusoidal positions need an even d, but it is {d}")
-    if layout not in ("interleaved", "half"):
+    if layout not in LAYOUTS:
         raise ValueError(f'layout must be "interleaved" or "half", but is {layout!r}')
     angles = angles_of(positions, 10000.0 ** (-np.arange(0, d, 2) / d))
     table = np.stack([np.sin(angles), np.cos(angles)], axis=-1 if layout == "interleaved" else -2)
@@ -78,9 +80,6 @@ class RopeSaved(NamedTuple):
     """(T, n) or (B, 1, T, n), n = rotary_dim / 2; scaled by the attention factor, like sin."""
     sin: Array
     layout: str
-
-
-LAYOUTS = ("interleaved", "half")
 
 
 def rope(
@@ -143,8 +142,8 @@ def rope(
     Su et al., 2021, arXiv:2104.09864; text B section 3.2.
     """
     require_floating(x, "x")
-    if x.ndim < 2:
-        raise ValueError(f"x must have shape (..., T, d_h), but it is {x.shape}")
+    if x.ndim == 0:
+        raise ValueError("x must have shape (..., T, d_h), but it is a single number")
     rule = read_scaling(scaling, base)
     n = rotary_dimension(x.shape[-1], rotary_dim, rule)
     if layout not in LAYOUTS:
@@ -200,10 +199,10 @@ def text_length(positions: Any) -> int:
 def rope_permutation(d_h: int, rotary_dim: int | None = None) -> Array:
     """Return the (d_h,) order that turns the interleaved layout into halves.
 
-    With ``order = rope_permutation(d_h, n)`` features are permuted by ``x[..., order]``, and back by
-    ``x[..., np.argsort(order)]``: half(x[..., order]) = interleaved(x)[..., order]. Scores don't
-    change where queries and keys are permuted alike, so weights made for one layout run in the
-    other when, in every head, the columns of Wq and Wk are permuted (here ``W`` is (d, H d_h))::
+    Rotating the halves of ``x[..., order]`` gives ``y[..., order]``, where y is x rotated
+    interleaved; ``np.argsort(order)`` leads back. Scores don't change where queries and keys are
+    permuted alike, so weights made for one layout run in the other when the columns of Wq and Wk
+    are permuted in every head (``W`` is (d, H d_h))::
 
         W.reshape(d, H, d_h)[:, :, order].reshape(d, H * d_h)
 
