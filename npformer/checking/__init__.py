@@ -1,6 +1,7 @@
 """Gradient checks: `gradcheck`, its report, and the cases that ``npformer gradcheck`` runs."""
 
-from .judge import METHODS, check, gradcheck
+from .comparing import METHODS
+from .judge import check, gradcheck
 from .probe import NotAnalyticError
 from .report import GradientReport, Row
 

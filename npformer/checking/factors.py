@@ -25,9 +25,7 @@ def name_factor(ratio: float, target: Target, output_shape: tuple[int, ...]) -> 
     return f"{words}; that is {', or '.join(guesses[:3])}" if guesses else words
 
 
-def _guesses(
-    size: float, target: Target, output_shape: tuple[int, ...]
-) -> Iterator[str]:
+def _guesses(size: float, target: Target, output_shape: tuple[int, ...]) -> Iterator[str]:
     for value, name in _sizes(target, output_shape):
         forms = {
             value: name,
@@ -84,4 +82,3 @@ def _sizes(target: Target, output_shape: tuple[int, ...]) -> list[tuple[float, s
 
 def _bracket(name: str) -> str:
     return f"({name})" if " " in name else name
-

@@ -26,7 +26,6 @@ class Evidence:
     target: Target
     first: Pass
     probe: Probe
-    floor: float
     numeric: list[Array | None] = field(default_factory=list)
     """By tensor; None where it was not measured in full."""
 
@@ -101,7 +100,7 @@ class Evidence:
                     )
                     return
         if n.size > 2 and _close(np.sort(a, axis=None), np.sort(n, axis=None)):
-            yield "the numbers are right but in the wrong places: an index, flip or reshape is wrong"
+            yield "the numbers are right but in the wrong places: an index, a flip or a reshape"
         for other, m in zip(self.target.tensors, self.numeric, strict=True):
             if other is not self.target.tensors[k] and m is not None and _close(a, m):
                 yield f"it is the gradient of {other.name}: two gradients are swapped"
@@ -118,14 +117,14 @@ class Evidence:
                     yield f"there is one factor {tensor.name} too many"
 
     def _projections(self, k: int, a: Array, n: Array) -> Iterator[str]:
-        """The difference is a combination of few known rows: a term of the derivation is missing."""
+        """The difference is a combination of a few known rows: a term is missing."""
         x, y = self.target.tensors[k].value, self.first.y
         known = {"a constant": np.ones(n.shape), "x": x}
         if y.shape == n.shape:
             known["the output"] = y
         said = {
-            "a constant": "each row is off by a constant: a term with a mean or a sum over the last "
-            "axis is missing, such as the one through the mean",
+            "a constant": "each row is off by a constant: a term with a mean or a sum over the "
+            "last axis is missing, such as the one through the mean",
             "x": "each row is off by a multiple of the input's row: the term through the row's "
             "length (rms, norm) is missing or wrong",
             "the output": "each row is off by a multiple of the output's row: the projection is "
@@ -137,8 +136,8 @@ class Evidence:
                 return
         if _in_span(a - n, [known["a constant"], x]):
             yield (
-                "each row is off by a constant plus a multiple of the input's row: the terms through "
-                "mean and variance are missing or wrong"
+                "each row is off by a constant plus a multiple of the input's row: the terms "
+                "through mean and variance are missing or wrong"
             )
 
     # ---------------------------------------- guesses from what each row of the output contributes
@@ -180,7 +179,7 @@ class Evidence:
                     return
         rows = table.reshape(a.size, -1, shape[-1]).sum(-1)
         small = 1e-7 * np.max(np.abs(rows))
-        last_row = np.array([r[np.abs(r) > small][-1] if np.any(np.abs(r) > small) else 0 for r in rows])
+        last_row = np.array([np.append(0, r[np.abs(r) > small])[-1] for r in rows])
         if rows.shape[1] > 1 and _close(flat, last_row, 1e-4):
             yield (
                 "each number is only the last of its contributions: with repeated indices "
@@ -199,10 +198,8 @@ def not_analytic(row: Row) -> Row:
 
 def of_direction(row: Row) -> Row:
     """Return a direction's row with both slopes named."""
-    notes = [
-        f"along a random direction the backward gives {row.analytic:.8g}, "
-        f"but the forward's slope is {row.numeric:.8g}"
-    ]
+    both = f"{row.analytic:.8g}, but the forward's slope is {row.numeric:.8g}"
+    notes = [f"along a random direction the backward gives {both}"]
     if row.analytic == -row.numeric:
         notes.append("the sign is wrong")
     elif row.analytic == 0:
@@ -275,4 +272,3 @@ def _leading_names(ndim: int) -> list[str]:
     return {2: ["the batch"], 3: ["the batch", "the positions"]}.get(
         ndim, ["the batch", "the heads", *["the positions"] * max(0, ndim - 3)][: ndim - 1]
     )
-

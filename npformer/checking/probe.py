@@ -1,4 +1,4 @@
-"""The forward of a target as a function of its tensors: lines through the point it is checked at."""
+"""The forward of a target along lines through the point where it is checked."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Probe:
             v.flags.writeable = False
         with np.errstate(all="ignore"):
             if not any(v.dtype.kind == "c" for v in values):
-                return np.array(self._target.forward(locked)[0])  # a copy: it may be a view of a buffer
+                return np.array(self._target.forward(locked)[0])  # it may be a view of a buffer
             return self._complex_output(locked)
 
     def _complex_output(self, values: Sequence[Array]) -> Array:

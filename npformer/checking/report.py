@@ -78,7 +78,7 @@ class GradientReport:
 
     def to_json(self) -> str:
         """The report as a JSON object; numbers that are not finite become strings."""
-        return json.dumps(as_record(self), indent=2)
+        return json.dumps(_record(self), indent=2)
 
     def to_csv(self) -> str:
         """The rows as CSV, with a header."""
@@ -104,6 +104,8 @@ def text(reports: Sequence[GradientReport]) -> str:
     lines += _aligned(table, texts={0, *([1] if several else []), len(table[0]) - 1})
     for report in reports:
         lines += explain(report)
+    if several:
+        lines += dict.fromkeys(f"{r.method}, tolerance {r.tolerance:.0e}" for r in reports)
     rows = [row for report in reports for row in report.rows]
     failed = [report.name for report in reports if not report.passed]
     if failed:
@@ -144,8 +146,13 @@ def csv_text(reports: Sequence[GradientReport]) -> str:
     return out.getvalue()
 
 
-def as_record(report: GradientReport) -> dict[str, Any]:
-    """The report as plain dicts and lists that JSON can hold."""
+def json_text(reports: Sequence[GradientReport], **about: Any) -> str:
+    """All reports as one JSON object, with what else is to be noted about the run."""
+    record = {"passed": all(reports), **about, "checks": [_record(r) for r in reports]}
+    return json.dumps(record, indent=2)
+
+
+def _record(report: GradientReport) -> dict[str, Any]:
     return {
         "name": report.name,
         "method": report.method,
@@ -153,9 +160,7 @@ def as_record(report: GradientReport) -> dict[str, Any]:
         "passed": report.passed,
         "max_rel_error": _plain(report.max_rel_error),
         "problems": list(report.problems),
-        "rows": [
-            {key: _plain(value) for key, value in asdict(row).items()} for row in report.rows
-        ],
+        "rows": [{key: _plain(value) for key, value in asdict(row).items()} for row in report.rows],
     }
 
 

@@ -82,8 +82,10 @@ def _addition(name: str, once: Array | None, twice: Array | None) -> list[str]:
         return []
     if _same(once, twice):
         return [
-            f"{name}: the backward overwrites the parameter's gradient instead of adding to it; a "
-            f"layer may run twice, so write accumulate(g) or grad += g"
+            (
+                f"{name}: the backward overwrites the parameter's gradient instead of adding to "
+                f"it; a layer may run twice, so write accumulate(g) or grad += g"
+            )
         ]
     return [f"{name}: a second backward does not add the same gradient"]
 
@@ -107,8 +109,10 @@ def _state_left(
     if same:
         return []
     return [
-        "a second forward before the backward changes the gradient: something is kept on the "
-        "layer, which must be in saved"
+        (
+            "a second forward before the backward changes the gradient: something is kept on the "
+            "layer, which must be in saved"
+        )
     ]
 
 
@@ -138,7 +142,9 @@ def _guarded(target: Target, which: str, call: Callable[[], Any]) -> Any:
 
 def _check_output(target: Target, y: Any) -> None:
     if isinstance(y, tuple | list | dict):
-        raise TypeError(f"the output of {target.name} must be one array, but is a {type(y).__name__}")
+        raise TypeError(
+            f"the output of {target.name} must be one array, but is a {type(y).__name__}"
+        )
     dtype = np.asarray(y).dtype
     if dtype.kind != "f":
         raise TypeError(f"the output of {target.name} must be floating-point, but is {dtype}")

@@ -23,7 +23,7 @@ nothing bends sharply; a norm of a short row does."""
 FINE_STEP = 1e-5
 """Second order, where the output bends or breaks within two of the other steps."""
 _LADDER = (FINE_STEP, 3e-6, 1e-6)
-_EPS = float(np.finfo(np.float64).eps)
+EPS = float(np.finfo(np.float64).eps)
 
 
 def complex_slope(line: Line, dy: Array) -> float:
@@ -93,7 +93,7 @@ def find_kink(line: Line, dy: Array, scale: float = 1.0) -> Kink | None:
         up, down = line(h), line(-h)
         moved = (up != y) | (down != y)
         left, right = float(np.sum(dy * (y - down)) / h), float(np.sum(dy * (up - y)) / h)
-        noise = 16 * _EPS * float(np.sum(np.abs(dy * y) * moved)) / h
+        noise = 16 * EPS * float(np.sum(np.abs(dy * y) * moved)) / h
         slopes.append((left, right, noise))
         bends.append((right - left) / h)
         noises.append(noise / h)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -212,13 +211,13 @@ def _partner(f: Any) -> Callable[..., Any]:
     while isinstance(plain, partial):
         plain = plain.func
     name = f"{_name(plain)}_backward"
-    owner = getattr(plain, "__self__", None) or sys.modules.get(getattr(plain, "__module__", ""))
-    found = getattr(owner, name, None)
+    owner = getattr(plain, "__self__", None)
+    found = getattr(owner, name, getattr(plain, "__globals__", {}).get(name))
     if not callable(found):
         raise ValueError(
             f"no {name} stands beside {_name(plain)}: give the pair as (f, f_backward)"
         )
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _check_input(tensor: Tensor) -> None:
