@@ -135,9 +135,7 @@ def test_a_model_keeps_nothing_from_one_text_to_the_next():
     long, short = [[1, 2, 3, 4, 5, 6, 7]], [[9, 2]]
     first = nf.generate(model, long, 5, temperature=0)
     exact(nf.generate(model, long, 5, temperature=0), first)
-    exact(
-        nf.generate(model, short, 5, temperature=0), nf.generate(fresh, short, 5, temperature=0)
-    )
+    exact(nf.generate(model, short, 5, temperature=0), nf.generate(fresh, short, 5, temperature=0))
 
 
 def test_a_row_ends_with_its_own_stop_token():
@@ -146,9 +144,7 @@ def test_a_row_ends_with_its_own_stop_token():
     written = [row[len(t) : len(t) + new].tolist() for row, t in zip(free, ROWS, strict=True)]
     stop = next(i for w in written for i in w if sum(i in other for other in written) in (1, 2))
     steps = []
-    out = nf.generate(
-        model, ROWS, new, temperature=0, eos_id=stop, pad_id=3, stream=lambda ids: steps.append(ids)
-    )
+    out = nf.generate(model, ROWS, new, temperature=0, eos_id=stop, pad_id=3, stream=steps.append)
     for row, text, w in zip(out, ROWS, written, strict=True):
         end = w.index(stop) + 1 if stop in w else new
         exact(row[len(text) : len(text) + end], w[:end])
@@ -373,7 +369,7 @@ def test_bad_input_is_one_sentence(change, error, message):
 
 def test_models_that_cannot_write_say_so():
     cfg = nf.TransformerConfig(V=11, d=4, L=1, H=1, T_max=5)
-    with pytest.raises(TypeError, match="DecoderLM or an EncoderDecoder can write .* Encoder"):
+    with pytest.raises(TypeError, match=r"DecoderLM or an EncoderDecoder can write .* Encoder"):
         nf.generate(nf.Encoder(cfg, rng=0), [[1]], 1)
     with pytest.raises(ValueError, match="needs source_ids"):
         nf.generate(nf.EncoderDecoder(cfg, rng=0), [[1]], 1)

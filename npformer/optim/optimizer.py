@@ -1,4 +1,4 @@
-"""Optimizers (chapter 2.5.6): SGD with momentum, Adam and AdamW, over groups of parameters.
+"""What all optimizers share: groups, state, the gradient's norm, and a step in pieces.
 
 A step works in place on pieces that stay in the cache, several at a time; the pieces depend on the
 shapes only, so the weights come out the same bit for bit for any number of threads.
@@ -8,102 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from . import parallel
-from .arrays import Array
-from .linear import Embedding
-from .module import Module, Parameter
-from .norm import NORMS
-
-from .position import LearnedPositions
+from .. import parallel
+from ..arrays import Array
+from ..module import Module, Parameter
+from ..team import run, single_blas
+from .groups import Group, parameter_groups
 from .schedules import Schedule
-from .team import run, single_blas
-
-KINDS = ("matrix", "embedding", "norm", "bias")
-
-
-@dataclass(frozen=True)
-class Group:
-    """Parameters that share their options.
-
-    Attributes
-    ----------
-    parameters : dict of name to Parameter
-    weight_decay : float
-    lr_scale : float
-        What the learning rate is multiplied by.
-    """
-
-    parameters: Mapping[str, Parameter]
-    weight_decay: float = 0.0
-    lr_scale: float = 1.0
-
-
-def kinds(model: Module) -> dict[str, str]:
-    """Return the kind of every parameter, each once: one of `KINDS`.
-
-    ``norm`` is what a norm holds; ``embedding`` a table of rows (tokens, positions, token types,
-    the output's own table); of the rest, ``bias`` has fewer than two axes and ``matrix`` more.
-    """
-    own = {name for name, _ in model.named_parameters()}
-    found: dict[str, str] = {}
-    for prefix, module in model.named_modules():
-        for key, child in module.children():
-            name = f"{prefix}.{key}" if prefix else key
-            if not isinstance(child, Parameter) or name not in own:
-                continue
-            if isinstance(module, tuple(NORMS.values())):
-                found[name] = "norm"
-            elif child.value.ndim < 2:
-                found[name] = "bias"
-            elif isinstance(module, Embedding | LearnedPositions) or key == "E":
-                found[name] = "embedding"
-            else:
-                found[name] = "matrix"
-    return found
-
-
-def parameter_groups(
-    model: Module,
-    weight_decay: float,
-    *,
-    decayed: Iterable[str] = ("matrix", "embedding"),
-    lr_scale: Mapping[str, float] | None = None,
-) -> list[Group]:
-    """Share the parameters out to groups: what decays, and what doesn't.
-
-    Decay pulls a map towards doing less. A gain pulled from 1 to 0 switches its features off
-    instead, and a bias has no direction to shrink along, so neither decays unless asked to.
-
-    Parameters
-    ----------
-    model : Module
-    weight_decay : float
-        Of the kinds in ``decayed``; the others have 0.
-    decayed : names of `KINDS`
-    lr_scale : dict of kind to float, optional
-        What the learning rate of a kind is multiplied by.
-
-    Returns
-    -------
-    list of Group
-        Every parameter is in exactly one, a tied one under its first name.
-    """
-    decayed, scales = set(decayed), dict(lr_scale or {})
-    for kind in (*decayed, *scales):
-        if kind not in KINDS:
-            raise ValueError(f"a kind of parameter is one of {', '.join(KINDS)}, not {kind!r}")
-    kind_of = kinds(model)
-    members: dict[tuple[float, float], dict[str, Parameter]] = {}
-    for name, p in model.named_parameters():
-        kind = kind_of[name]
-        options = (weight_decay if kind in decayed else 0.0, scales.get(kind, 1.0))
-        members.setdefault(options, {})[name] = p
-    return [Group(parameters, *options) for options, parameters in members.items()]
 
 
 class Optimizer:
@@ -112,11 +26,11 @@ class Optimizer:
     Parameters
     ----------
     model : Module, or iterable of Group
-        All parameters of a model in one group of ``weight_decay``, or groups with their own.
+        A model is shared out by `parameter_groups`: matrices and embeddings decay.
     lr : float or Schedule
         A number, or a function of the step, which counts from 1.
     weight_decay : float
-        Where a model is given.
+        Where a model is given; groups have their own.
 
     Attributes
     ----------
@@ -139,7 +53,7 @@ class Optimizer:
         weight_decay: float = 0.0,
     ) -> None:
         if isinstance(model, Module):
-            model = [Group(dict(model.named_parameters()), weight_decay)]
+            model = parameter_groups(model, weight_decay)
         self.groups = list(model)
         self.lr = lr
         self.t = 0
@@ -187,12 +101,14 @@ class Optimizer:
         FloatingPointError
             if a gradient is NaN or infinite, naming it; nothing is changed then.
         """
+        if clip is not None and not clip > 0:
+            raise ValueError(f"clip must be positive, but is {clip}")
         present = {n: p for n, (p, _) in self._parameters.items() if p.has_grad}
         norm = global_norm(present)
-        scale = clip / norm if clip is not None and norm > clip else 1.0
+        scale = float(clip) / norm if clip is not None and norm > clip else 1.0
         if lr is None:
             lr = self.lr(self.t + 1) if callable(self.lr) else self.lr
-        check_rate("lr", lr)
+        check_rate("lr", lr := float(lr))
         self.t += 1
         flat, factors = [], []
         for name, p in present.items():
@@ -201,7 +117,8 @@ class Optimizer:
                 p.value = np.array(p.value, order="C")
             group = self._parameters[name][1]
             flat.append([p.value.reshape(-1), p.grad.reshape(-1), *self.state[name]])
-            factors.append(self._factors(lr * group.lr_scale, group.weight_decay, self.steps[name]))
+            rate, decay = lr * float(group.lr_scale), float(group.weight_decay)
+            factors.append(self._factors(rate, decay, self.steps[name]))
         batches = shares([arrays[0] for arrays in flat])
         free: list[dict[str, Array]] = []  # scratch memory that no task uses at the moment
 
@@ -261,144 +178,6 @@ class Optimizer:
             self.steps[name] = int(state[f"steps/{name}"])
             for slot, a in zip(self.slots, arrays, strict=True):
                 a[...] = np.reshape(state[f"{slot}/{name}"], -1)
-
-
-class SGD(Optimizer):
-    r"""Stochastic gradient descent with momentum.
-
-    .. math:: u \leftarrow \mu u + g, \qquad \theta \leftarrow \theta - \mathrm{lr}\, u
-
-    With ``nesterov`` the step is along :math:`g + \mu u`. Weight decay is part of the gradient,
-    :math:`g + \lambda \theta`.
-
-    References
-    ----------
-    Sutskever et al., 2013, "On the importance of initialization and momentum in deep learning",
-    in the form that PyTorch uses.
-    """
-
-    slots = ("velocity",)
-
-    def __init__(
-        self,
-        model: Module | Iterable[Group],
-        lr: float | Schedule = 1e-2,
-        *,
-        momentum: float = 0.9,
-        nesterov: bool = False,
-        weight_decay: float = 0.0,
-    ) -> None:
-        check_fraction("momentum", momentum)
-        self.momentum, self.nesterov = momentum, nesterov
-        super().__init__(model, lr, weight_decay)
-
-    def _factors(self, lr: float, weight_decay: float, t: int) -> tuple[float, float]:
-        return lr, weight_decay
-
-    def _update(self, p: Array, g: Array, state: list[Array], scratch: Array, f: Any) -> None:
-        (u,), work, (lr, decay) = state, scratch[0], f
-        if decay:
-            np.multiply(p, decay, out=work)
-            g = np.add(g, work, out=scratch[-1])
-        u *= self.momentum
-        u += g
-        along = u
-        if self.nesterov:
-            along = np.multiply(u, self.momentum, out=work)
-            along += g
-        np.multiply(along, lr, out=work)
-        p -= work
-
-
-class Adam(Optimizer):
-    r"""Adam: each number moves by its mean gradient over the root of its mean square.
-
-    .. math::
-        m \leftarrow \beta_1 m + (1 - \beta_1)\, g, \qquad
-        v \leftarrow \beta_2 v + (1 - \beta_2)\, g^2, \\
-        \theta \leftarrow \theta - \mathrm{lr}\,
-        \frac{m / (1 - \beta_1^t)}{\sqrt{v / (1 - \beta_2^t)} + \epsilon}
-
-    Both means start at 0; dividing by :math:`1 - \beta^t` undoes that. Weight decay is part of the
-    gradient, :math:`g + \lambda \theta`, and so it is divided by the root as well: `AdamW` is what
-    one usually wants.
-
-    References
-    ----------
-    Kingma & Ba, 2015, arXiv:1412.6980, algorithm 1.
-    """
-
-    slots = ("mean", "square")
-    decoupled = False
-
-    def __init__(
-        self,
-        model: Module | Iterable[Group],
-        lr: float | Schedule = 1e-3,
-        *,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-    ) -> None:
-        for beta in betas:
-            check_fraction("each of betas", beta)
-        check_rate("eps", eps)
-        self.betas, self.eps = (float(betas[0]), float(betas[1])), float(eps)
-        super().__init__(model, lr, weight_decay)
-
-    def _factors(self, lr: float, weight_decay: float, t: int) -> tuple[float, float, float, float]:
-        first, second = (1 - beta**t for beta in self.betas)
-        return lr / first, 1 / math.sqrt(second), lr * weight_decay, weight_decay
-
-    def _update(self, p: Array, g: Array, state: list[Array], scratch: Array, f: Any) -> None:
-        (m, v), (work, other), (beta1, beta2) = state, scratch, self.betas
-        lr, correction, lr_decay, decay = f
-        if decay and self.decoupled:
-            p *= 1 - lr_decay
-        elif decay:
-            np.multiply(p, decay, out=work)
-            g = np.add(g, work, out=other)
-        np.subtract(g, m, out=work)  # m + (1 - beta1) (g - m): one rounding fewer
-        work *= 1 - beta1
-        m += work
-        np.multiply(g, g, out=work)
-        work *= 1 - beta2
-        v *= beta2
-        v += work
-        np.sqrt(v, out=work)
-        work *= correction
-        work += self.eps
-        np.divide(m, work, out=work)
-        work *= lr
-        p -= work
-
-
-class AdamW(Adam):
-    r"""`Adam` with decoupled weight decay: :math:`\theta \leftarrow (1 - \mathrm{lr}\,\lambda)\,
-    \theta` before the step, apart from the gradient and its root.
-
-    References
-    ----------
-    Loshchilov & Hutter, 2019, arXiv:1711.05101, algorithm 2, with the learning rate as schedule
-    multiplier.
-    """
-
-    decoupled = True
-
-    def __init__(
-        self,
-        model: Module | Iterable[Group],
-        lr: float | Schedule = 1e-3,
-        *,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.01,
-    ) -> None:
-        super().__init__(model, lr, betas=betas, eps=eps, weight_decay=weight_decay)
-
-
-OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "adamw": AdamW}
-"""The optimizers by the names that options use."""
 
 
 def global_norm(parameters: Mapping[str, Parameter]) -> float:
