@@ -10,46 +10,50 @@ import numpy as np
 
 from ...arrays import Array
 from ...attention import attention, attention_backward
+from ...flash import flash_attention, flash_attention_backward
 from ...masks import causal_mask, padding_mask
 from ...multihead import AttentionConfig, MultiHeadAttention
 from .registry import Draw, layer, pair
 
 
-def _qkv(n: Draw, H_kv: int = 3, T: int = 5, S: int = 7) -> tuple[Array, Array, Array]:
-    """B = 2, H = 6, d_h = 4, d_v = 8."""
-    return n(2, 6, T, 4), n(2, H_kv, S, 4), n(2, H_kv, S, 8)
+def _grouped(n: Draw) -> tuple[Array, Array, Array]:
+    """B = 2, H = 6, H_kv = 3, T = 5, S = 7, d_h = 4, d_v = 8."""
+    return n(2, 6, 5, 4), n(2, 3, 7, 4), n(2, 3, 7, 8)
 
 
-_holes = np.random.default_rng(1).random((2, 6, 5, 7)) < 0.6
-_holes[1, 4, 2] = False  # a query that sees nothing
-_real = np.array([[True] * 7, [True] * 4 + [False] * 3])
+def _small(n: Draw, H_kv: int = 1, T: int = 5, S: int = 7) -> tuple[Array, Array, Array]:
+    """B = 3, H = 2, d_h = 4, d_v = 6."""
+    return n(3, 2, T, 4), n(3, H_kv, S, 4), n(3, H_kv, S, 6)
 
-_attention = partial(pair, f=attention, backward=attention_backward)
-_attention("attention", make=partial(_qkv, H_kv=6))
-_attention("attention, grouped", make=_qkv)
-_attention("attention, one KV head", make=partial(_qkv, H_kv=1))
-_attention("attention, B = H = T = S", make=lambda n: (n(3, 3, 3, 2), n(3, 3, 3, 2), n(3, 3, 3, 2)))
-_attention("attention, causal", make=_qkv, causal=True)
-_attention("attention, causal, T > S", make=partial(_qkv, T=7, S=5), causal=True)
-_attention("attention, causal, window", make=_qkv, causal=True, window=2)
-_attention("attention, window", make=_qkv, window=2)
-_attention("attention, mask", make=_qkv, mask=_holes)
-_attention("attention, mask (T, S)", make=_qkv, mask=causal_mask(5, 7))
-_attention("attention, padding", make=_qkv, mask=padding_mask(_real), causal=True)
-_attention("attention, soft cap", make=_qkv, softcap=1.5, causal=True)
-_attention("attention, scale", make=_qkv, scale=0.3)
-_attention("attention, dropout", make=_qkv, dropout=0.3, rng=5)
-_attention(
-    "attention, all options",
-    make=_qkv,
-    mask=_holes,
-    causal=True,
-    window=4,
-    scale=0.7,
-    softcap=2.0,
-    dropout=0.3,
-    rng=5,
-)
+
+_holes = np.random.default_rng(1).random((3, 2, 5, 7)) < 0.6
+_holes[1, 1, 2] = False  # a query that sees nothing
+_real = np.array([[True] * 7, [True] * 4 + [False] * 3, [False] * 2 + [True] * 5])
+_all: dict[str, Any] = {
+    "mask": _holes, "causal": True, "window": 4, "scale": 0.7, "softcap": 2.0, "dropout": 0.3,
+    "rng": 5,
+}  # fmt: skip
+
+for _name, _f, _f_backward, _blocks in (
+    ("attention", attention, attention_backward, {}),
+    ("flash_attention", flash_attention, flash_attention_backward, {"block_q": 6, "block_k": 4}),
+):
+    _kernel = partial(pair, f=_f, backward=_f_backward, **_blocks)
+    _kernel(_name, make=partial(_small, H_kv=2))
+    _kernel(f"{_name}, grouped", make=_grouped)
+    _kernel(f"{_name}, one KV head", make=_small)
+    _kernel(f"{_name}, B = H = T = S", make=lambda n: (n(3, 3, 3, 2), n(3, 3, 3, 2), n(3, 3, 3, 2)))
+    _kernel(f"{_name}, causal", make=_small, causal=True)
+    _kernel(f"{_name}, causal, T > S", make=partial(_small, T=7, S=5), causal=True)
+    _kernel(f"{_name}, causal, window", make=_small, causal=True, window=2)
+    _kernel(f"{_name}, window", make=_small, window=2)
+    _kernel(f"{_name}, mask", make=_small, mask=_holes)
+    _kernel(f"{_name}, mask (T, S)", make=_small, mask=causal_mask(5, 7))
+    _kernel(f"{_name}, padding", make=_small, mask=padding_mask(_real), causal=True)
+    _kernel(f"{_name}, soft cap", make=_small, softcap=1.5, causal=True)
+    _kernel(f"{_name}, scale", make=_small, scale=0.3)
+    _kernel(f"{_name}, dropout", make=_small, dropout=0.3, rng=5)
+    _kernel(f"{_name}, all options", make=_small, **_all)
 
 
 def _heads(**options: Any) -> Callable[[], MultiHeadAttention]:
@@ -63,7 +67,7 @@ _mha("MultiHeadAttention", build=_heads(d=6, H_kv=6, d_h=1), make=lambda n: (n(2
 _mha("MultiHeadAttention, grouped", build=_heads())
 _mha("MultiHeadAttention, one KV head", build=_heads(H_kv=1))
 _mha("MultiHeadAttention, causal, no bias", build=_heads(causal=True, bias=False, out_bias=False))
-_mha("MultiHeadAttention, padding", build=_heads(causal=True), mask=padding_mask(_real[:, :5]))
+_mha("MultiHeadAttention, padding", build=_heads(causal=True), mask=padding_mask(_real[:2, :5]))
 _mha("MultiHeadAttention, rotary", build=_heads(rope=True, causal=True))
 _mha("MultiHeadAttention, rotary halves", build=_heads(rope=True, rope_layout="half"))
 _mha("MultiHeadAttention, norm of heads", build=_heads(qk_norm="head", rope=True))
@@ -74,7 +78,7 @@ layer("MultiHeadAttention, cross", _heads(d_context=4), lambda n: (n(2, 3, 7), n
 layer(
     "MultiHeadAttention, cross, padding",
     _heads(d_context=4),
-    lambda n: (n(2, 3, 7), n(2, 7, 4)),
+    lambda n: (n(3, 2, 7), n(3, 7, 4)),
     mask=padding_mask(_real),
 )
 layer("MultiHeadAttention, B = T = H", _heads(d=3, H=3, H_kv=3, d_h=2), lambda n: (n(3, 3, 3),))
