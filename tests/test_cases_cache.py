@@ -175,12 +175,7 @@ def test_k02_padded_rows_are_the_rows_alone(name, side, rng):
         exact(cache.lengths, lengths)
 
 
-SLOTS = pytest.mark.xfail(strict=True, reason="a window counts padding between tokens as tokens")
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=SLOTS if n == "window, capped" else ()) for n in MODELS]
-)
+@pytest.mark.parametrize("name", MODELS)
 def test_k02_text_that_goes_on_after_padding(name, rng):
     """Rows of different length, padded at the end, and two more tokens for each of them."""
     model, lengths = make(name), [3, 5, 1]

@@ -7,7 +7,8 @@ import functools
 import numpy as np
 import pytest
 from cases import DATA
-from twins import TWINS, differentiable, unpack
+from kernels import KERNELS
+from twins import ATTENTION, TWINS, differentiable, unpack
 
 TOLERANCE = 1e-11
 
@@ -58,3 +59,15 @@ def test_as_pytorch_computed_it(name):
         scale = largest if np.abs(g).max() < 1e-12 * largest else None
         assert error(ours[key], g, scale) < TOLERANCE, key
         assert np.asarray(ours[key]).dtype == np.float64
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("name", ATTENTION)
+def test_every_kernel_as_pytorch_computed_attention(name, kernel):
+    inputs, dy, y, grads = of_twin(f"attention {name}")
+    forward, backward = KERNELS[kernel]
+    q, k, v, *mask = inputs.values()
+    ours, saved = forward(q, k, v, mask=mask[0] if mask else None, **ATTENTION[name][1])
+    assert error(ours, y) < TOLERANCE
+    for g, theirs in zip(backward(dy, saved), grads.values(), strict=True):
+        assert error(g, theirs) < TOLERANCE

@@ -334,7 +334,8 @@ module(
         nf.TransformerConfig(
             V=7,
             d=6,
-            L=1,
+            L=2,
+            L_encoder=1,
             H=3,
             d_ff=5,
             placement="post",

@@ -61,9 +61,9 @@ def test_float32_is_as_close_to_float64_as_pytorchs_own(name):
     assert np.ndim(ours) == 0 or ours.dtype == np.float32
     largest = max(np.abs(g).max() for g in grads.values())
     rounding = np.finfo(np.float32).eps
-    assert error(ours, y) < 5 * error(y32, y) + 10 * rounding
+    assert error(ours, y) < 10 * error(y32, y) + 20 * rounding
     for key, g in grads.items():
         scale = max(np.abs(g).max(), 1e-3 * largest)
         assert ours_grads[key].dtype == np.float32, key
-        allowed = 5 * error(grads32[key], g, scale) + 10 * rounding
+        allowed = 10 * error(grads32[key], g, scale) + 20 * rounding
         assert error(ours_grads[key], g, scale) < allowed, key

@@ -312,8 +312,9 @@ def translator(a: Tensors) -> Tensor:
     context = encoder_layer(
         part(a, "encoder.stack.blocks.0."), embed(a["source"]), "post", TF.relu, 1e-5
     )
-    own = part(a, "stack.blocks.0.")
-    x = decoder_layer(own, embed(a["ids"]), context, "post", TF.relu, 1e-5)
+    x = embed(a["ids"])
+    for layer in range(2):
+        x = decoder_layer(part(a, f"stack.blocks.{layer}."), x, context, "post", TF.relu, 1e-5)
     return TF.cross_entropy((x @ E.T).flatten(0, 1), a["targets"].flatten())
 
 
