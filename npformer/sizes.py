@@ -143,10 +143,13 @@ def _attention(
     q, kv = a.H * a.width, a.heads_kv * a.width
     matrices = f"{side}{name} matrices"
     yield Part("attention", matrices, "2 d (H + H_kv) d_h", L * 2 * cfg.d * (q + kv), L)
-    biases = (q + 2 * kv if a.bias else 0) + (cfg.d if a.out_bias else 0)
-    if biases:
-        terms = [*(["(H + 2 H_kv) d_h"] if a.bias else []), *(["d"] if a.out_bias else [])]
-        yield Part("attention", f"{side}{name} biases", " + ".join(terms), L * biases, L)
+    heads = {"H": q, "H_kv": kv}
+    of_three = [h for h, has in zip(("H", "H_kv", "H_kv"), a.biases, strict=True) if has]
+    count = sum(heads[h] for h in of_three) + cfg.d * a.out_bias
+    if count:
+        terms = [f"({' + '.join(of_three)}) d_h"] if of_three else []
+        formula = " + ".join([*terms, *(["d"] if a.out_bias else [])])
+        yield Part("attention", f"{side}{name} biases", formula, L * count, L)
     if a.qk_norm is not None:
         formula, n = ("2 d_h", 2 * a.width) if a.qk_norm == "head" else ("(H + H_kv) d_h", q + kv)
         yield Part("norm", f"{side}{name} norms of q and k", formula, L * n, L)
