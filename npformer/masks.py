@@ -64,6 +64,32 @@ def combine_masks(*masks: Array | None) -> Array | None:
     return joined
 
 
+def token_window(real: Array, T: int, window: int, *, causal: bool = True) -> Array:
+    """(B, 1, T, S) booleans: a window that counts tokens and not the padding between them.
+
+    ``real`` is (B, S), True = a token; the T queries are the last T of the S places. Rows that go
+    on after their padding need this: counted by places, the window would end early.
+
+    Examples
+    --------
+    >>> token_window(np.array([[True, True, False, True]]), T=1, window=2).astype(int)
+    array([[[[0, 1, 0, 1]]]])
+    """
+    count = np.cumsum(real, axis=1)
+    behind = count[:, real.shape[1] - T :, None] - count[:, None]  # tokens from key to query
+    seen = real[:, None] & (behind < window)
+    if not causal:
+        seen &= behind > -window
+    return seen[:, None]
+
+
+def has_gaps(real: Array) -> bool:
+    """Whether padding stands between the tokens of a row of (B, S) booleans."""
+    starts = real.copy()
+    starts[:, 1:] &= ~real[:, :-1]
+    return bool((np.count_nonzero(starts, axis=1) > 1).any())
+
+
 def check_mask(mask: Any, B: int, H: int, T: int, S: int) -> Array:
     """Return ``mask`` as a (B, H, T, S) view, or say what is wrong with it.
 
@@ -126,14 +152,14 @@ class Sight(NamedTuple):
 
 def visible(i: Array, j: Array, sight: Sight) -> Array:
     """Whether query ``i`` sees key ``j`` by the rules of ``sight``; the arrays broadcast."""
-    ahead = j - i - (sight.S - sight.T)  # 0 at the query's own position
+    own = i + (sight.S - sight.T)  # the query's own position among the keys
     if sight.causal and sight.window is not None:
-        return np.asarray((ahead <= 0) & (ahead > -sight.window))
+        return np.asarray((j <= own) & (j > own - sight.window))
     if sight.causal:
-        return np.asarray(ahead <= 0)
+        return np.asarray(j <= own)
     if sight.window is not None:
-        return np.asarray((ahead < sight.window) & (ahead > -sight.window))
-    return np.ones(ahead.shape, np.bool_)
+        return np.asarray((j < own + sight.window) & (j > own - sight.window))
+    return np.ones(np.broadcast_shapes(i.shape, j.shape), np.bool_)
 
 
 def hide(scores: Array, i: slice, j: slice, sight: Sight, mask: Array | None = None) -> None:

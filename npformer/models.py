@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from .activation import tanh, tanh_backward
 from .arrays import Array
 from .cache import KVCache
 from .config import TransformerConfig
@@ -62,6 +64,22 @@ class Encoder(Module):
 
     def backward(self, dh: Array, saved: dict[str, Any]) -> None:
         self.embedding.backward(self.stack.backward(dh, saved["stack"]), saved["embedding"])
+
+    def pool(self, h: Array) -> tuple[Array, dict[str, Any]]:
+        r"""BERT's summary of a text, :math:`\tanh(h_0 W + b)` (B, d), of its hidden states."""
+        if self.pooler is None:
+            raise ValueError("this encoder has no pooler: its configuration says pooler=False")
+        saved: dict[str, Any] = {"shape": h.shape}
+        y, saved["pooler"] = self.pooler.forward(h[:, 0])
+        y, saved["tanh"] = tanh(y)
+        return y, saved
+
+    def pool_backward(self, dy: Array, saved: dict[str, Any]) -> Array:
+        """Gradient of `pool`: ``dh`` (B, T, d), which only the first token has."""
+        assert self.pooler is not None
+        dh = np.zeros(saved["shape"], dy.dtype)
+        dh[:, 0] = self.pooler.backward(tanh_backward(dy, saved["tanh"]), saved["pooler"])
+        return dh
 
     def _embed(
         self, ids: Any, mask: Any, positions: Any, token_types: Any, rng: Any
@@ -158,8 +176,7 @@ class DecoderLM(Module):
     ) -> tuple[Array, dict[str, Any]]:
         ids, real = check_text(ids, mask, self.cfg.V)
         rng = None if rng is None else np.random.default_rng(rng)
-        before = 0 if cache is None else cache.length
-        try:
+        with nullcontext() if cache is None else cache.unchanged_on_error():
             seen, positions = sight(ids, real, positions, cache)
             x, embedding = self.embedding.forward(ids, positions, None, rng)
             options = {"mask": seen, "positions": positions, "cache": cache}
@@ -168,26 +185,20 @@ class DecoderLM(Module):
                 return self.head(h[:, -1:] if last else h), {}
             h, stack = self.stack.forward(x, **options, rng=rng)
             logits, head = self.head.forward(h)
-        except BaseException:
-            if cache is not None:
-                cache.shrink(before)  # a call that failed leaves the cache as it was
-            raise
         return logits, {"embedding": embedding, "stack": stack, "head": head}
 
 
 def sight(
     ids: Array, real: Array | None, positions: Any, cache: KVCache | None
 ) -> tuple[Array | None, Any]:
-    """Return the key mask (B, 1, 1, S) and the positions of a call, cached tokens included."""
+    """Return the key mask (B, 1, 1, S) and the positions of a call; a cache masks its own keys."""
     B, T = ids.shape
     if cache is None:
         seen = None if real is None else padding_mask(real)
         return seen, default_positions(T, real) if positions is None else positions
     if cache.batch != B:
         raise ValueError(f"the cache was made for {cache.batch} rows, but ids has {B}")
-    positions = cache.extend(T, real, positions)
-    tokens = cache.real[:, : cache.length]
-    return None if tokens.all() else padding_mask(tokens.copy()), positions
+    return None, cache.extend(T, real, positions)
 
 
 class EncoderDecoder(Module):
@@ -233,8 +244,7 @@ class EncoderDecoder(Module):
             )
         rng = None if rng is None else np.random.default_rng(rng)
         saved: dict[str, Any] = {}
-        before = 0 if cache is None else cache.length
-        try:
+        with nullcontext() if cache is None else cache.unchanged_on_error():
             if cache is not None and cache.context is not None:
                 context = cache.context
             else:
@@ -252,10 +262,6 @@ class EncoderDecoder(Module):
                 cache=cache,
                 rng=rng,
             )
-        except BaseException:
-            if cache is not None:
-                cache.shrink(before)
-            raise
         logits, saved["head"] = self.head.forward(h)
         return logits, saved
 

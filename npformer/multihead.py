@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,114 +9,18 @@ import numpy.typing as npt
 
 from .arrays import Array, require_last
 from .attention import attention, attention_backward
+from .attention_config import AttentionConfig
 from .cache import LayerCache
 from .linear import Linear
+from .masks import check_mask, combine_masks, has_gaps, token_window
 from .module import Module
 from .norm import RMSNorm
-from .position import rope, rope_backward
+from .position import RopeSaved, rope_backward, rope_table, rotate, text_length
+
+__all__ = ["KERNELS", "AttentionConfig", "MultiHeadAttention", "merge_heads", "split_heads"]
 
 KERNELS: dict[str, tuple[Any, Any]] = {"dense": (attention, attention_backward)}
 """The attention kernels by name, each with its backward."""
-
-
-@dataclass(frozen=True)
-class AttentionConfig:
-    """What a `MultiHeadAttention` is, in one value.
-
-    Attributes
-    ----------
-    d, H : int
-        Width and query heads.
-    H_kv : int, optional
-        Key-value heads: H (multi-head), a divisor of it (grouped) or 1 (multi-query).
-    d_h : int, optional
-        Width of a head, d / H unless given; H d_h need not be d.
-    d_context : int, optional
-        Width of the context that cross-attention reads, d unless given.
-    causal : bool
-    window : int, optional
-    scale : float, optional
-        Of the scores, 1 / sqrt(d_h) unless given.
-    softcap : float, optional
-    dropout : float
-        Of the weights.
-    bias, out_bias : bool
-        Of Wq, Wk, Wv, and of Wo.
-    rope : bool
-        Rotate queries and keys, with ``rope_base``, ``rope_scaling``, ``rope_layout`` and
-        ``rotary_dim`` as in `npformer.functional.rope`.
-    qk_norm : {None, "head", "projection"}
-        RMSNorm of queries and keys before the rotation: each head by itself (Qwen3, Gemma-3), or
-        the whole projection (OLMo-2).
-    eps, norm_offset : float
-        Of that norm.
-    kernel : {"dense", "flash", "auto"}
-    """
-
-    d: int
-    H: int
-    H_kv: int | None = None
-    d_h: int | None = None
-    d_context: int | None = None
-    causal: bool = False
-    window: int | None = None
-    scale: float | None = None
-    softcap: float | None = None
-    dropout: float = 0.0
-    bias: bool = True
-    out_bias: bool = True
-    rope: bool = False
-    rope_base: float = 10000.0
-    rope_scaling: dict[str, Any] | None = None
-    rope_layout: str = "interleaved"
-    rotary_dim: int | None = None
-    qk_norm: str | None = None
-    eps: float = 1e-6
-    norm_offset: float = 0.0
-    kernel: str = "dense"
-
-    def __post_init__(self) -> None:
-        if self.d < 1 or self.H < 1:
-            raise ValueError(f"d and H must be 1 or more, but are {self.d} and {self.H}")
-        if self.d_h is None:
-            if self.d % self.H:
-                raise ValueError(
-                    f"d = {self.d} is not divisible by H = {self.H}: choose another H or give d_h"
-                )
-            object.__setattr__(self, "d_h", self.d // self.H)
-        if self.H_kv is None:
-            object.__setattr__(self, "H_kv", self.H)
-        if self.heads_kv < 1 or self.H % self.heads_kv:
-            raise ValueError(
-                f"H = {self.H} query heads can't share H_kv = {self.H_kv} heads equally"
-            )
-        if self.window is not None and self.window < 1:
-            raise ValueError(f"window must be 1 or more, but is {self.window}")
-        if self.softcap is not None and not self.softcap > 0:
-            raise ValueError(f"softcap must be positive, but is {self.softcap}")
-        if self.qk_norm not in (None, "head", "projection"):
-            raise ValueError(f'qk_norm must be None, "head" or "projection", not {self.qk_norm!r}')
-        if self.kernel not in (*KERNELS, "auto"):
-            raise ValueError(
-                f"kernel must be one of {', '.join([*KERNELS, 'auto'])}, but is {self.kernel!r}"
-            )
-        rotated = self.width if self.rotary_dim is None else self.rotary_dim
-        if self.rope and (rotated % 2 or not 0 < rotated <= self.width):
-            raise ValueError(
-                f"the rotary dimension must be even and at most d_h = {self.d_h}, but is {rotated}"
-            )
-
-    @property
-    def width(self) -> int:
-        """``d_h`` as a number."""
-        assert self.d_h is not None
-        return self.d_h
-
-    @property
-    def heads_kv(self) -> int:
-        """``H_kv`` as a number."""
-        assert self.H_kv is not None
-        return self.H_kv
 
 
 class MultiHeadAttention(Module):
@@ -134,9 +37,15 @@ class MultiHeadAttention(Module):
 
     - ``context`` (B, S, d_context); the backward then returns ``(dx, dcontext)``;
     - ``mask``, booleans as in `npformer.functional.attention`;
-    - ``positions`` (T,) or (B, T), for rotary attention; 0 ... T - 1 unless given;
-    - ``cache``, a `LayerCache` that holds the earlier keys and values and takes the new ones;
+    - ``positions`` (T,) or (B, T), for rotary attention; 0 ... T - 1 unless given, or what the
+      cache says;
+    - ``cache``, a `LayerCache` that holds the earlier keys and values and takes the new ones, with
+      its own mask of what is padding; there is no backward then. Of a context it keeps the keys and
+      values of the first call;
     - ``rng`` for dropout.
+
+    ``saved["attention"]`` is what the kernel saved: `npformer.functional.attention_weights` of it
+    gives the attention maps. (A rolling cache changes it with the next call.)
     """
 
     def __init__(
@@ -156,9 +65,9 @@ class MultiHeadAttention(Module):
             raise ValueError(
                 f"kernel must be one of {', '.join([*KERNELS, 'auto'])}, not {kernel!r}"
             )
-        self.Wq = Linear(c.d, H * d_h, c.bias, rng=rng, dtype=dtype)
-        self.Wk = Linear(d_context, H_kv * d_h, c.bias, rng=rng, dtype=dtype)
-        self.Wv = Linear(d_context, H_kv * d_h, c.bias, rng=rng, dtype=dtype)
+        self.Wq = Linear(c.d, H * d_h, c.biases[0], rng=rng, dtype=dtype)
+        self.Wk = Linear(d_context, H_kv * d_h, c.biases[1], rng=rng, dtype=dtype)
+        self.Wv = Linear(d_context, H_kv * d_h, c.biases[2], rng=rng, dtype=dtype)
         self.Wo = Linear(H * d_h, c.d, c.out_bias, rng=rng, dtype=dtype)
         if c.qk_norm is not None:
             whole = c.qk_norm == "projection"
@@ -176,21 +85,16 @@ class MultiHeadAttention(Module):
         rng: np.random.Generator | int | None = None,
     ) -> tuple[Array, dict[str, Any]]:
         c, saved = self.config, dict[str, Any]()
-        self._check(x, context)
+        self._check(x, context, cache)
         if positions is None:
-            positions = np.arange(x.shape[1])
-        q = self._queries(x, positions, saved)
+            positions = np.arange(x.shape[1]) if cache is None else cache.new_positions
+        q = self._project(x, "q", saved)
         if context is None:
-            k, v = self._keys_values(x, positions, saved)
-            if cache is not None:
-                k, v = cache.append(k, v)
-        elif cache is not None and cache.cross is not None:
-            k, v = cache.cross
+            q, k, v = self._read_itself(q, x, positions, cache, saved)
+            mask, window = self._sight(q, k, mask, cache)
         else:
-            k, v = self._keys_values(context, np.arange(context.shape[1]), saved)
-            if cache is not None:
-                cache.cross = k, v
-        saved["cached"] = cache is not None
+            q, k, v = self._read_context(q, context, positions, cache, saved)
+            window = c.window
         kernel, _ = self._kernel(q, k)
         y, saved["attention"] = kernel(
             q,
@@ -198,14 +102,15 @@ class MultiHeadAttention(Module):
             v,
             mask=mask,
             causal=c.causal,
-            window=c.window,
+            window=window,
             scale=c.scale,
             softcap=c.softcap,
             dropout=c.dropout,
             rng=rng,
         )
+        y = y.astype(q.dtype, copy=False)  # whatever the cache stores
         y, saved["Wo"] = self.Wo.forward(merge_heads(y))
-        saved["cross"] = context is not None
+        saved["cached"], saved["cross"] = cache is not None, context is not None
         return y, saved
 
     def backward(self, dy: Array, saved: dict[str, Any]) -> Any:
@@ -214,70 +119,140 @@ class MultiHeadAttention(Module):
         dy = split_heads(self.Wo.backward(dy, saved["Wo"]), self.config.H)
         _, kernel_backward = self._kernel(saved["attention"].q, saved["attention"].k)
         dq, dk, dv = kernel_backward(dy, saved["attention"])
-        dx = self._project_back(dq, "Wq", "q", saved)
-        dcontext = self._project_back(dk, "Wk", "k", saved)
-        dcontext += self.Wv.backward(merge_heads(dv), saved["Wv"])
+        dx = self._project_backward(dq, "q", saved)
+        dcontext = self._project_backward(dk, "k", saved)
+        dcontext += self._project_backward(dv, "v", saved)
         if saved["cross"]:
             return dx, dcontext
         dx += dcontext
         return dx
 
-    def _check(self, x: Array, context: Array | None) -> None:
+    def _check(self, x: Array, context: Array | None, cache: LayerCache | None) -> None:
         c = self.config
         require_last(x, c.d, "x")
         if x.ndim != 3:
             raise ValueError(f"x must have 3 axes, (B, T, d), but its shape is {x.shape}")
         if x.shape[1] == 0:
             raise ValueError(f"attention needs at least one token, but x has shape {x.shape}")
-        if context is not None:
-            require_last(context, c.d if c.d_context is None else c.d_context, "context")
-            if context.ndim != 3 or len(context) != len(x):
+        if context is None:
+            if cache is not None and not c.causal:
                 raise ValueError(
-                    f"context must be (B, S, d_context) with B = {len(x)}, but is {context.shape}"
+                    "a cache needs causal attention: earlier tokens can't be seen anew"
                 )
+            return
+        require_last(context, c.d if c.d_context is None else c.d_context, "context")
+        if context.ndim != 3 or len(context) != len(x):
+            raise ValueError(
+                f"context must be (B, S, d_context) with B = {len(x)}, but is {context.shape}"
+            )
+        if c.by_length:
+            raise ValueError("a rotation that follows the length of a text can't read a context")
+        known = None if cache is None else cache.cross
+        if known is not None and known[0].shape[2] != context.shape[1]:
+            raise ValueError(
+                f"the cache holds a context of {known[0].shape[2]} tokens, but this one has "
+                f"{context.shape[1]}"
+            )
 
     def _kernel(self, q: Array, k: Array) -> tuple[Any, Any]:
         return KERNELS["dense" if self.kernel == "auto" else self.kernel]
 
-    def _queries(self, x: Array, positions: Any, saved: dict[str, Any]) -> Array:
-        q, saved["Wq"] = self.Wq.forward(x)
-        return self._normed_rotated(q, "q", self.config.H, positions, saved)
-
-    def _keys_values(
-        self, context: Array, positions: Any, saved: dict[str, Any]
-    ) -> tuple[Array, Array]:
-        k, saved["Wk"] = self.Wk.forward(context)
-        v, saved["Wv"] = self.Wv.forward(context)
-        H_kv = self.config.heads_kv
-        return self._normed_rotated(k, "k", H_kv, positions, saved), split_heads(v, H_kv)
-
-    def _normed_rotated(
-        self, x: Array, name: str, heads: int, positions: Any, saved: dict[str, Any]
-    ) -> Array:
-        c = self.config
-        if c.qk_norm is not None:
-            norm = self.q_norm if name == "q" else self.k_norm
-            rows = x if c.qk_norm == "projection" else x.reshape(*x.shape[:2], heads, c.width)
-            rows, saved[f"{name}_norm"] = norm.forward(rows)
-            x = rows.reshape(x.shape)
-        x = split_heads(x, heads)
-        if c.rope:
-            x, saved[f"rope_{name}"] = rope(
-                x, positions, c.rope_base, c.rope_scaling, c.rope_layout, c.rotary_dim
-            )
-        return x
-
-    def _project_back(self, dx: Array, linear: str, name: str, saved: dict[str, Any]) -> Array:
-        """Undo what `_normed_rotated` did to queries or keys, then their projection."""
+    def _read_itself(
+        self, q: Array, x: Array, positions: Any, cache: LayerCache | None, saved: dict[str, Any]
+    ) -> tuple[Array, Array, Array]:
+        """Queries, keys and values of self-attention, the keys and values of the cache included."""
+        k, v = self._project(x, "k", saved), self._project(x, "v", saved)
+        if cache is not None and self.config.by_length:
+            # All keys are rotated anew, at the length that the text has reached.
+            k, v = cache.append(k, v)
+            k = k.astype(q.dtype, copy=False)
+            length = text_length(cache.positions)
+            q = rotate(q, *self._table(q, positions, length))
+            return q, rotate(k, *self._table(k, cache.positions, length)), v
         if self.config.rope:
+            saved["rope_q"] = saved["rope_k"] = table = self._table(q, positions)
+            q, k = rotate(q, *table), rotate(k, *table)
+        return (q, k, v) if cache is None else (q, *cache.append(k, v))
+
+    def _read_context(
+        self,
+        q: Array,
+        context: Array,
+        positions: Any,
+        cache: LayerCache | None,
+        saved: dict[str, Any],
+    ) -> tuple[Array, Array, Array]:
+        """Queries, and keys and values of the context, which a cache keeps from the first call."""
+        rope = self.config.rope
+        if rope:
+            saved["rope_q"] = self._table(q, positions)
+            q = rotate(q, *saved["rope_q"])
+        if cache is not None and cache.cross is not None:
+            return q, *cache.cross
+        k, v = self._project(context, "k", saved), self._project(context, "v", saved)
+        if rope:
+            saved["rope_k"] = self._table(k, np.arange(k.shape[2]))
+            k = rotate(k, *saved["rope_k"])
+        if cache is not None:
+            cache.cross = k, v
+        return q, k, v
+
+    def _sight(
+        self, q: Array, k: Array, mask: Array | None, cache: LayerCache | None
+    ) -> tuple[Array | None, int | None]:
+        """The mask and the window that the kernel gets, in self-attention.
+
+        The window counts tokens. Counted by places it does so too, and the kernel can skip what it
+        hides, unless padding stands between the tokens of a row.
+        """
+        (B, H, T, _), S = q.shape, k.shape[2]
+        keys, window = None if cache is None else cache.mask, self.config.window
+        if mask is not None:
+            wide = check_mask(mask, B, H, T, S)
+            if cache is None and mask.ndim == 4 and mask.shape[1:3] == (1, 1):
+                keys, mask = mask, None
+            elif keys is not None:
+                mask = wide
+        if window is not None and keys is not None and has_gaps(keys[:, 0, 0]):
+            keys = token_window(keys[:, 0, 0], T, window, causal=self.config.causal)
+            window = None
+        return combine_masks(mask, keys), window
+
+    def _table(self, x: Array, positions: Any, length: int | None = None) -> RopeSaved:
+        c = self.config
+        return rope_table(
+            x, positions, c.rope_base, c.rope_scaling, c.rope_layout, c.rotary_dim, length
+        )
+
+    def _project(self, x: Array, name: str, saved: dict[str, Any]) -> Array:
+        """Queries, keys or values (B, heads, T, d_h), not rotated yet."""
+        layer, norm, heads = self._parts(name)
+        rows, saved[f"W{name}"] = layer.forward(x)
+        if norm is not None:
+            shape = rows.shape
+            if self.config.qk_norm == "head":
+                rows = rows.reshape(*shape[:2], heads, self.config.width)
+            rows, saved[f"{name}_norm"] = norm.forward(rows)
+            rows = rows.reshape(shape)
+        return split_heads(rows, heads)
+
+    def _project_backward(self, dx: Array, name: str, saved: dict[str, Any]) -> Array:
+        """Undo the rotation, the norm and the projection of queries, keys or values."""
+        layer, norm, _ = self._parts(name)
+        if self.config.rope and name != "v":
             dx = rope_backward(dx, saved[f"rope_{name}"])
         rows = merge_heads(dx)
-        if self.config.qk_norm is not None:
-            norm = self.q_norm if name == "q" else self.k_norm
-            shape = saved[f"{name}_norm"].x.shape
-            rows = norm.backward(rows.reshape(shape), saved[f"{name}_norm"]).reshape(rows.shape)
-        layer = self.Wq if linear == "Wq" else self.Wk
-        return layer.backward(rows, saved[linear])
+        if norm is not None:
+            normed = saved[f"{name}_norm"]
+            rows = norm.backward(rows.reshape(normed.x.shape), normed).reshape(rows.shape)
+        return layer.backward(rows, saved[f"W{name}"])
+
+    def _parts(self, name: str) -> tuple[Linear, RMSNorm | None, int]:
+        """The projection, the norm and the number of heads of "q", "k" or "v"."""
+        c = self.config
+        normed = c.qk_norm is not None and name != "v"
+        norm = getattr(self, f"{name}_norm") if normed else None
+        return getattr(self, f"W{name}"), norm, c.H if name == "q" else c.heads_kv
 
 
 def split_heads(x: Array, heads: int) -> Array:

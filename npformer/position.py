@@ -141,6 +141,29 @@ def rope(
     ----------
     Su et al., 2021, arXiv:2104.09864; text B section 3.2.
     """
+    saved = rope_table(x, positions, base, scaling, layout, rotary_dim, length)
+    return rotate(x, *saved), saved
+
+
+def rope_backward(dy: Array, saved: RopeSaved) -> Array:
+    r"""Gradient of `rope`: ``dx``, by rotating ``dy`` back.
+
+    A rotation R is linear and :math:`dx = R^T dy`; its transpose is the rotation by the opposite
+    angle, so the sine changes its sign. An attention factor multiplies both, so it stays.
+    """
+    return rotate(dy, saved.cos, -saved.sin, saved.layout)
+
+
+def rope_table(
+    x: Array,
+    positions: Any,
+    base: float,
+    scaling: dict[str, Any] | None,
+    layout: str,
+    rotary_dim: int | None,
+    length: int | None = None,
+) -> RopeSaved:
+    """Return the cosines and sines by which `rope` rotates ``x``, or say what is wrong."""
     require_floating(x, "x")
     if x.ndim == 0:
         raise ValueError("x must have shape (..., T, d_h), but it is a single number")
@@ -162,16 +185,7 @@ def rope(
     angles = angles_of(positions, frequencies)
     dtype = widen(x).real.dtype
     cos, sin = (factor * np.cos(angles)).astype(dtype), (factor * np.sin(angles)).astype(dtype)
-    return rotate(x, cos, sin, layout), RopeSaved(cos, sin, layout)
-
-
-def rope_backward(dy: Array, saved: RopeSaved) -> Array:
-    r"""Gradient of `rope`: ``dx``, by rotating ``dy`` back.
-
-    A rotation R is linear and :math:`dx = R^T dy`; its transpose is the rotation by the opposite
-    angle, so the sine changes its sign. An attention factor multiplies both, so it stays.
-    """
-    return rotate(dy, saved.cos, -saved.sin, saved.layout)
+    return RopeSaved(cos, sin, layout)
 
 
 def rotate(x: Array, cos: Array, sin: Array, layout: str) -> Array:

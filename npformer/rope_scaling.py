@@ -228,6 +228,16 @@ RULES: dict[str, Callable[..., tuple[Array, float]]] = {
 }
 """The rules by their ``rope_type``."""
 
+KEYS: dict[str, dict[str, Any]] = {
+    name: {
+        key.name: key.default
+        for key in inspect.signature(rule).parameters.values()
+        if key.kind is key.KEYWORD_ONLY
+    }
+    for name, rule in RULES.items()
+}
+"""The keys of each rule with their defaults; `inspect.Parameter.empty` where it must be given."""
+
 BY_LENGTH = ("dynamic", "longrope")
 """Rules whose frequencies change with the length of the text."""
 
@@ -277,11 +287,10 @@ def read_scaling(scaling: dict[str, Any] | None, base: float = BASE) -> Scaling:
         raise ValueError(f"rope scaling has a rope_type and a type that differ: {scaling!r}")
     if not isinstance(name, str) or name not in RULES:
         raise ValueError(f"rope scaling must be one of {', '.join(RULES)}, but is {name!r}")
-    keys = inspect.signature(RULES[name]).parameters.values()
-    known = {key.name: key.default for key in keys if key.kind is key.KEYWORD_ONLY}
+    known = KEYS[name]
     given = set(options)
-    missing = [key for key, value in known.items() if value is inspect.Parameter.empty]
-    missing = [key for key in missing if key not in given]
+    must = {key for key, value in known.items() if value is inspect.Parameter.empty}
+    missing = sorted(must - given)
     extra = sorted(given - set(known) - {"rope_theta", "partial_rotary_factor"})
     if missing or extra:
         faults = [f"needs {', '.join(missing)}"] * bool(missing)
@@ -342,9 +351,7 @@ def rotary_dimension(d_h: int, rotary_dim: int | None, scaling: Scaling) -> int:
                 f"but rotary_dim is given as {rotary_dim}"
             )
     if n % 2 or not 0 < n <= d_h:
-        raise ValueError(
-            f"the rotary dimension must be even and at most d_h = {d_h}, but it is {n}"
-        )
+        raise ValueError(f"the rotary dimension must be even and at most d_h = {d_h}, but is {n}")
     if n == 2 and scaling.name in ("ntk", "dynamic"):
         raise ValueError(f'rope scaling "{scaling.name}" needs a rotary dimension of 4 or more')
     return n

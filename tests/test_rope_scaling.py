@@ -187,7 +187,7 @@ def test_partial_rotary_factor(rng):
         ValueError, match=r"rotates 12 of d_h = 24 features, but .* is given as 8"
     ):
         F.rope(x, np.arange(5), scaling=scaling, rotary_dim=8)
-    with pytest.raises(ValueError, match="must be even and at most d_h = 24, but it is 3"):
+    with pytest.raises(ValueError, match="must be even and at most d_h = 24, but is 3"):
         F.rope(x, np.arange(5), scaling=scaling | {"partial_rotary_factor": 0.125})
 
 
