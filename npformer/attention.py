@@ -8,8 +8,7 @@ again from the scores and the one number per row that is saved.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -215,9 +214,9 @@ def attention_weights(saved: AttentionSaved) -> Array:
 # ------------------------------------------------------- the lines that both kernels share
 
 
-def scores(q: Array, k: Array, rules: Rules, out: Array | None = None) -> Array:
+def scores(q: Array, k: Array, rules: Rules) -> Array:
     """``scale * q k^T`` (g, G, t, s), capped if asked for; nothing is hidden yet."""
-    S = times(q * rules.scale, k.swapaxes(-1, -2), out)
+    S = times(q * rules.scale, k.swapaxes(-1, -2))
     if rules.softcap is not None:
         S /= rules.softcap
         np.tanh(S, out=S)
@@ -249,11 +248,10 @@ def keep(ids: Array, i: slice, j: slice, rules: Rules, P: Array) -> Array | None
     return z.astype(P.dtype) * (1 / (1 - rules.dropout) if rules.dropout < 1 else 0.0)
 
 
-def times(A: Array, B: Array, out: Array | None = None) -> Array:
+def times(A: Array, B: Array) -> Array:
     """(g, G, t, n) times (g, n, m): a group's heads share B, so their rows go in one product."""
-    (g, G, t, n), m = A.shape, B.shape[-1]
-    rows = None if out is None else out.reshape(g, G * t, m)
-    return np.matmul(A.reshape(g, G * t, n), B, out=rows).reshape(g, G, t, m)
+    g, G, t, n = A.shape
+    return (A.reshape(g, G * t, n) @ B).reshape(g, G, t, B.shape[-1])
 
 
 def summed(A: Array, B: Array) -> Array:
@@ -270,29 +268,6 @@ def grouped(q: Array, k: Array, v: Array, mask: Array | None) -> list[Array]:
     ids = np.arange(B * H).reshape(B, H_kv, G)
     masks = [] if mask is None else [mask.reshape(B, H_kv, G, T, S)]
     return [q.reshape(B, H_kv, G, T, d_h), k, v, ids, *masks]
-
-
-class Room:
-    """Memory for a block of scores, used for one block after the other.
-
-    New memory comes in pages that the system has to clear, for blocks of this size every time.
-    """
-
-    def __init__(
-        self, q: Array, rows: Sequence[slice], columns: Sequence[slice], dtype: np.dtype[Any]
-    ) -> None:
-        self.lead = q.shape[:2]
-        self.flat = np.empty(math.prod(self.lead) * longest(rows) * longest(columns), dtype)
-
-    def __call__(self, i: slice, j: slice) -> Array:
-        """Return uninitialised memory (g, G, t, s) for the queries ``i`` and the keys ``j``."""
-        shape = (*self.lead, i.stop - i.start, j.stop - j.start)
-        return self.flat[: math.prod(shape)].reshape(shape)
-
-
-def longest(pieces: Sequence[slice]) -> int:
-    """Return the length of the longest piece."""
-    return max((p.stop - p.start for p in pieces), default=0)
 
 
 PANEL = 128  # queries at a time: few enough to skip most of what a causal rule hides

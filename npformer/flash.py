@@ -15,21 +15,17 @@ import numpy as np
 from .arrays import Array, widen
 from .attention import (
     AttentionSaved,
-    Room,
     Rules,
     cap_slope,
     check_call,
     grouped,
     keep,
-    longest,
     scores,
     summed,
     times,
 )
 from .masks import Sight, hide
 from .parallel import headwise, rowdot, rowsum
-
-BLOCK_Q, BLOCK_K = 256, 512
 
 
 def flash_attention(
@@ -44,8 +40,8 @@ def flash_attention(
     softcap: float | None = None,
     dropout: float = 0.0,
     rng: np.random.Generator | int | None = None,
-    block_q: int = BLOCK_Q,
-    block_k: int = BLOCK_K,
+    block_q: int | None = None,
+    block_k: int | None = None,
 ) -> tuple[Array, AttentionSaved]:
     r"""Compute `attention` without its weights: block by block, with a softmax that is corrected.
 
@@ -81,9 +77,9 @@ def flash_attention(
     ----------
     q, k, v, mask, causal, window, scale, softcap, dropout, rng
         As for `attention`. Dropout hits the same weights as there and leaves :math:`\ell` alone.
-    block_q, block_k : int
-        Rows and columns of a block of scores. The query heads that share a key-value head share
-        its blocks too, ``block_q`` divided by their number queries each.
+    block_q, block_k : int, optional
+        Rows and columns of a block of scores. Query heads that share a key-value head share its
+        blocks, each with its part of the rows. `block_sizes` chooses what is not given.
 
     Returns
     -------
@@ -105,22 +101,19 @@ def flash_attention(
     Algorithm 3 (the online softmax); Dao et al., 2022, arXiv:2205.14135 (FlashAttention).
     """
     rules, mask = check_call(q, k, v, mask, causal, window, scale, softcap, dropout, rng)
-    if block_q < 1 or block_k < 1:
-        raise ValueError(f"block_q and block_k must be 1 or more, but are {block_q} and {block_k}")
-    rules = rules._replace(blocks=(block_q, block_k))
-    query_blocks, key_blocks = blocks(q, k, rules)
+    rules = rules._replace(blocks=block_sizes(q.shape[2], block_q, block_k))
+    query_blocks, key_blocks, size = blocks(q, k, rules)
     dtype = np.result_type(widen(q), widen(k), widen(v))
 
     def head(q: Array, k: Array, v: Array, ids: Array, *masks: Array) -> tuple[Array, Array]:
         y = np.zeros((*q.shape[:-1], v.shape[-1]), dtype)  # q is (g, G, T, d_h), v (g, S, d_v)
         lse = np.empty(q.shape[:-1], dtype)
-        room = Room(q, query_blocks, key_blocks, dtype)
         for i in query_blocks:
             O = y[..., i, :]
             m = np.full((*O.shape[:-1], 1), -np.inf, dtype)
             l = np.zeros_like(m)
             for _, j in met([i], key_blocks, rules.sight):
-                S = scores(q[..., i, :], k[..., j, :], rules, room(i, j))
+                S = scores(q[..., i, :], k[..., j, :], rules)
                 hide(S, i, j, rules.sight, *masks)
                 before, m = m, np.maximum(m, np.max(S, axis=-1, keepdims=True))
                 shift = np.where(np.isneginf(m.real), 0, m)
@@ -139,8 +132,7 @@ def flash_attention(
             lse[..., i] = np.where(nothing, np.inf, m + np.log(l))[..., 0]
         return y, lse
 
-    work = room_bytes(q, k, query_blocks, key_blocks)
-    y, lse = headwise(head, *grouped(q, k, v, mask), stats=1, work_bytes=work)
+    y, lse = headwise(head, *grouped(q, k, v, mask), stats=1, work_bytes=size)
     y, lse = y.reshape(*q.shape[:-1], v.shape[-1]), lse.reshape(q.shape[:-1])
     return y, AttentionSaved(q, k, v, y, lse, mask, rules)
 
@@ -185,24 +177,22 @@ def flash_attention_backward(dy: Array, saved: AttentionSaved) -> tuple[Array, A
     3.1.2). A query that sees nothing has lse = :math:`+\infty`, so P = 0 and its gradients are 0.
     """
     q, k, v, y, lse, mask, rules = saved
-    query_blocks, key_blocks = blocks(q, k, rules)
+    query_blocks, key_blocks, size = blocks(q, k, rules)
 
     def head(
         q: Array, k: Array, v: Array, dy: Array, y: Array, lse: Array, ids: Array, *masks: Array
     ) -> tuple[Array, Array, Array]:
         dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
         D = rowdot(dy, y)
-        dtype = np.result_type(q, k, v)
-        room, room2 = (Room(q, query_blocks, key_blocks, dtype) for _ in range(2))
         for outer in key_blocks:
             for i, j in met(query_blocks, [outer], rules.sight):
-                S = scores(q[..., i, :], k[..., j, :], rules, room(i, j))
+                S = scores(q[..., i, :], k[..., j, :], rules)
                 slope = cap_slope(S, rules)
                 hide(S, i, j, rules.sight, *masks)
                 S -= lse[..., i, None]
                 P = np.exp(S, out=S)
                 z = keep(ids, i, j, rules, P)
-                dP = times(dy[..., i, :], v[..., j, :].swapaxes(-1, -2), room2(i, j))
+                dP = times(dy[..., i, :], v[..., j, :].swapaxes(-1, -2))
                 if z is not None:
                     dP *= z
                 dv[..., j, :] += summed(P if z is None else P * z, dy[..., i, :])
@@ -216,11 +206,10 @@ def flash_attention_backward(dy: Array, saved: AttentionSaved) -> tuple[Array, A
         dk *= rules.scale
         return dq, dk, dv
 
-    work = 2 * room_bytes(q, k, query_blocks, key_blocks)
     q5, k, v, *rest = grouped(q, k, v, mask)
     lead = q5.shape[:3]
     dy, y, lse = (a.reshape(*lead, *a.shape[2:]) for a in (dy, y, lse))
-    dq, dk, dv = headwise(head, q5, k, v, dy, y, lse, *rest, work_bytes=work)
+    dq, dk, dv = headwise(head, q5, k, v, dy, y, lse, *rest, work_bytes=2 * size)
     return dq.reshape(q.shape), dk, dv
 
 
@@ -232,11 +221,25 @@ def slices(n: int, step: int) -> list[slice]:
     return [slice(start, min(start + step, n)) for start in range(0, n, step)]
 
 
-def blocks(q: Array, k: Array, rules: Rules) -> tuple[list[slice], list[slice]]:
-    """Return the blocks of queries and those of keys; q is (B, H, T, d_h), k (B, H_kv, S, d_h)."""
-    block_q, block_k = rules.blocks or (BLOCK_Q, BLOCK_K)
-    G = q.shape[1] // k.shape[1]
-    return slices(q.shape[2], max(1, block_q // G)), slices(k.shape[2], block_k)
+def block_sizes(T: int, block_q: int | None = None, block_k: int | None = None) -> tuple[int, int]:
+    """Return the rows and columns of a block; those that are not given are the fastest measured.
+
+    Of a causal row of blocks half a block is wasted, which is much where T is short.
+    """
+    block_q = min(256, max(128, T // 8)) if block_q is None else block_q
+    block_k = 512 if block_k is None else block_k
+    if block_q < 1 or block_k < 1:
+        raise ValueError(f"block_q and block_k must be 1 or more, but are {block_q} and {block_k}")
+    return block_q, block_k
+
+
+def blocks(q: Array, k: Array, rules: Rules) -> tuple[list[slice], list[slice], int]:
+    """Return the blocks of queries, those of keys, and the bytes of one block of scores."""
+    (H, T), (H_kv, S) = q.shape[1:3], k.shape[1:3]
+    block_q, block_k = rules.blocks or block_sizes(T)
+    rows = max(1, block_q // (H // H_kv))
+    size = (H // H_kv) * min(rows, T) * min(block_k, S) * q.itemsize
+    return slices(T, rows), slices(S, block_k), size
 
 
 def met(
@@ -249,9 +252,3 @@ def met(
             start, stop = max(j.start, seen.start), min(j.stop, seen.stop)
             if start < stop:
                 yield i, slice(start, stop)
-
-
-def room_bytes(q: Array, k: Array, query_blocks: list[slice], key_blocks: list[slice]) -> int:
-    """Bytes of one block of scores of one key-value head."""
-    G = q.shape[1] // k.shape[1]
-    return G * longest(query_blocks) * longest(key_blocks) * q.itemsize
