@@ -14,12 +14,11 @@ from .rules import Pass
 from .slopes import (
     COMPLEX_STEP,
     EPS,
-    FINE_STEP,
+    FINE_STEPS,
     STEP,
     Line,
     central_slope,
     find_kink,
-    plain_slope,
 )
 from .target import Target
 
@@ -82,8 +81,8 @@ class Comparison:
         forgets the same term would agree with it. ``size`` is what the slope is a sum of.
         """
         noise = 100 * EPS * self.size
-        for differences, step in ((central_slope, STEP), (plain_slope, FINE_STEP)):
-            central = differences(line, self.dy, step)
+        for step in (STEP, *FINE_STEPS):
+            central = central_slope(line, self.dy, step)
             if not math.isfinite(central) or not math.isfinite(slope):
                 return False
             if abs(central - slope) <= 1e-4 * max(size, abs(central)) + noise / step:

@@ -13,13 +13,12 @@ from .hints import Evidence
 from .probe import flat_index
 from .report import Row
 from .slopes import (
-    FINE_STEP,
+    FINE_STEPS,
     STEP,
     Kink,
     central_slope,
     complex_slope,
     find_kink,
-    plain_slope,
 )
 
 _ENOUGH = 50  # wrong numbers of one tensor are searched for kinks until so many are none
@@ -88,15 +87,16 @@ class Elements(Comparison):
             if smooth >= _ENOUGH or not math.isfinite(a):
                 return
             line, unit = self.probe.element(k, int(f.places[j]))
-            if self.method.name == "central":
-                fine = plain_slope(line, self.dy, FINE_STEP * unit)
-                if abs(a - fine) <= allowed:
-                    f.numeric[j] = fine
-                    continue
             kink = find_kink(line, self.dy, unit)
             if kink is not None and kink.admits(a, max(allowed, 1e-6 * scale)):
                 f.kinks[int(j)] = kink
                 f.numeric[j] = kink.central
+                continue
+            finer = FINE_STEPS if self.method.name == "central" else ()
+            tried = [central_slope(line, self.dy, step * unit) for step in finer]
+            right = [n for n in tried if abs(a - n) <= allowed]
+            if right:
+                f.numeric[j] = right[0]
             else:
                 smooth += 1
 

@@ -41,12 +41,10 @@ def _guesses(size: float, target: Target, output_shape: tuple[int, ...]) -> Iter
                 yield f"{words} with {name} = {value:g}"
     for name, option in target.options.items():
         if isinstance(option, float) and option > 0:
-            for number, words in {
-                option: name,
-                1 / option: f"1 / {name}",
-                1 - option: f"1 - {name}",
-                1 / (1 - option) if option != 1 else math.inf: f"1 / (1 - {name})",
-            }.items():
+            forms = {option: name, 1 / option: f"1 / {name}"}
+            if name in ("p", "dropout") and option < 1:
+                forms |= {1 - option: f"1 - {name}", 1 / (1 - option): f"1 / (1 - {name})"}
+            for number, words in forms.items():
                 if math.isclose(size, number, rel_tol=1e-5):
                     yield f"{words} with {name} = {option:g}"
     if math.isclose(size, 2, rel_tol=1e-5):

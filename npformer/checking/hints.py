@@ -118,26 +118,29 @@ class Evidence:
 
     def _projections(self, k: int, a: Array, n: Array) -> Iterator[str]:
         """The difference is a combination of a few known rows: a term is missing."""
-        x, y = self.target.tensors[k].value, self.first.y
-        known = {"a constant": np.ones(n.shape), "x": x}
-        if y.shape == n.shape:
-            known["the output"] = y
-        said = {
-            "a constant": "each row is off by a constant: a term with a mean or a sum over the "
-            "last axis is missing, such as the one through the mean",
-            "x": "each row is off by a multiple of the input's row: the term through the row's "
-            "length (rms, norm) is missing or wrong",
-            "the output": "each row is off by a multiple of the output's row: the projection is "
-            "missing or wrong, such as - p * sum(p * dp) of the softmax",
-        }
-        for name, basis in known.items():
-            if _in_span(a - n, [basis]):
-                yield said[name]
-                return
-        if _in_span(a - n, [known["a constant"], x]):
+        tensor, y = self.target.tensors[k], self.first.y
+        one = np.ones(n.shape)
+        gains = [t.value for t in self.target.tensors if t.value.shape == n.shape[-1:]]
+        gains = [np.ones(()), *(gains if n.ndim > 1 else [])]  # a row may be scaled afterwards
+        if any(_in_span(a - n, [one * v]) for v in gains):
             yield (
-                "each row is off by a constant plus a multiple of the input's row: the terms "
-                "through mean and variance are missing or wrong"
+                "each row is off by a constant: a term with a mean or a sum over the last axis is "
+                "missing or wrong, such as the one through the mean"
+            )
+        elif any(_in_span(a - n, [tensor.value * v]) for v in gains):
+            yield (
+                f"each row is off by a multiple of the same row of {tensor.name}: the term through "
+                f"the row's length (rms, norm) is missing or wrong"
+            )
+        elif y.shape == n.shape and any(_in_span(a - n, [y * v]) for v in gains):
+            yield (
+                "each row is off by a multiple of the output's row: the projection is missing or "
+                "wrong, such as - p * sum(p * dp) of the softmax"
+            )
+        elif any(_in_span(a - n, [one * v, tensor.value * v]) for v in gains):
+            yield (
+                f"each row is off by a constant plus a multiple of the same row of {tensor.name}: "
+                f"the terms through mean and variance are missing or wrong"
             )
 
     # ---------------------------------------- guesses from what each row of the output contributes
@@ -167,6 +170,15 @@ class Evidence:
             return
         table = table.reshape(a.size, *shape)
         flat = a.reshape(-1)
+        rows = table.reshape(a.size, -1, shape[-1]).sum(-1)
+        reached = np.abs(rows) > 1e-7 * np.max(np.abs(rows))
+        last = [np.append(0, row[there])[-1] for row, there in zip(rows, reached, strict=True)]
+        if not reached.all() and _close(flat, np.array(last), 1e-4):
+            yield (
+                "each number is only the last of its contributions: with repeated indices "
+                "g[ids] += d keeps one of them"
+            )
+            return
         for axis, word in enumerate(_leading_names(len(shape))):
             parts = np.moveaxis(table, axis + 1, 1).reshape(a.size, shape[axis], -1).sum(-1)
             for i in range(shape[axis]) if shape[axis] > 1 else ():
@@ -177,14 +189,6 @@ class Evidence:
                         f"over {word} is missing, or each overwrites the one before"
                     )
                     return
-        rows = table.reshape(a.size, -1, shape[-1]).sum(-1)
-        small = 1e-7 * np.max(np.abs(rows))
-        last_row = np.array([np.append(0, r[np.abs(r) > small])[-1] for r in rows])
-        if rows.shape[1] > 1 and _close(flat, last_row, 1e-4):
-            yield (
-                "each number is only the last of its contributions: with repeated indices "
-                "g[ids] += d keeps one of them"
-            )
 
 
 def not_analytic(row: Row) -> Row:

@@ -47,7 +47,7 @@ class Probe:
         def line(t: complex) -> Array:
             values = list(self._buffers(isinstance(t, complex)))
             for k, v in directions.items():
-                values[k] = values[k] + t * v
+                values[k] = np.asarray(values[k] + t * v)
             return self._output(values)
 
         return line

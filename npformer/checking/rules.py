@@ -62,7 +62,8 @@ def run_rules(target: Target, rng: np.random.Generator) -> Pass:
         problems += _addition(name, p1, p2)
     for path, a in tree.leaves(saved):
         if path in kept and not _same(a, kept[path], 0):
-            problems.append(f"the backward changes saved.{path}, which it only may read")
+            name = f"saved.{path}".rstrip(".")
+            problems.append(f"the backward changes {name}, which it only may read")
     for name, a, b in zip(before, before.values(), _copies(target).values(), strict=True):
         if not _same(a, b, 0):
             problems.append(f"{name} was changed, though it belongs to the caller")

@@ -20,9 +20,9 @@ COMPLEX_STEP = 1e-30
 STEP = 2e-4
 """Times max(1, abs(x)). A little below eps^(1/5) = 7e-4, the best for fourth order in float64 where
 nothing bends sharply; a norm of a short row does."""
-FINE_STEP = 1e-5
-"""Second order, where the output bends or breaks within two of the other steps."""
-_LADDER = (FINE_STEP, 3e-6, 1e-6)
+FINE_STEPS = (1e-5, 1e-6)
+"""Where the output bends sharply, or breaks nearby, within the other step."""
+_LADDER = (1e-5, 3e-6, 1e-6)
 EPS = float(np.finfo(np.float64).eps)
 
 
@@ -36,7 +36,8 @@ def complex_slope(line: Line, dy: Array) -> float:
     ----------
     Squire & Trapp, 1998, SIAM Review 40(1), doi:10.1137/S003614459631241X.
     """
-    return float(np.sum(dy * line(1j * COMPLEX_STEP).imag) / COMPLEX_STEP)
+    with np.errstate(invalid="ignore"):
+        return float(np.sum(dy * line(1j * COMPLEX_STEP).imag) / COMPLEX_STEP)
 
 
 def central_slope(line: Line, dy: Array, h: float) -> float:
@@ -52,7 +53,8 @@ def central_slope(line: Line, dy: Array, h: float) -> float:
 
 def plain_slope(line: Line, dy: Array, h: float) -> float:
     """Central difference of second order, ``(y(h) - y(-h)) / 2h``."""
-    return float(np.sum(dy * (line(h) - line(-h))) / (2 * h))
+    with np.errstate(invalid="ignore"):
+        return float(np.sum(dy * (line(h) - line(-h))) / (2 * h))
 
 
 class Kink(NamedTuple):
@@ -60,7 +62,7 @@ class Kink(NamedTuple):
 
     left: float
     right: float
-    """Both at `FINE_STEP`; with the kink beside the point, one of them is a mixture."""
+    """Both at 1e-5; with the kink beside the point, one of them is a mixture."""
     inner: tuple[float, float]
     """Both at the shortest step."""
     slack: float
@@ -68,7 +70,7 @@ class Kink(NamedTuple):
 
     @property
     def central(self) -> float:
-        """The plain central difference at `FINE_STEP`."""
+        """The plain central difference at 1e-5."""
         return (self.left + self.right) / 2
 
     def admits(self, slope: float, tolerance: float) -> bool:
@@ -78,7 +80,7 @@ class Kink(NamedTuple):
 
 
 def find_kink(line: Line, dy: Array, scale: float = 1.0) -> Kink | None:
-    """Return the kink within `FINE_STEP` of t = 0, or None where the output is smooth.
+    """Return the kink within 1e-5 of t = 0, or None where the output is smooth there.
 
     With a smooth output the difference of the one-sided slopes, divided by the step, is the second
     derivative, the same at every step. A kink of height J gives J / h instead, or nothing as soon
@@ -92,8 +94,9 @@ def find_kink(line: Line, dy: Array, scale: float = 1.0) -> Kink | None:
         h = step * scale
         up, down = line(h), line(-h)
         moved = (up != y) | (down != y)
-        left, right = float(np.sum(dy * (y - down)) / h), float(np.sum(dy * (up - y)) / h)
-        noise = 16 * EPS * float(np.sum(np.abs(dy * y) * moved)) / h
+        with np.errstate(invalid="ignore"):
+            left, right = float(np.sum(dy * (y - down)) / h), float(np.sum(dy * (up - y)) / h)
+            noise = 16 * EPS * float(np.sum(np.abs(dy * y) * moved)) / h
         slopes.append((left, right, noise))
         bends.append((right - left) / h)
         noises.append(noise / h)

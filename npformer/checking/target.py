@@ -55,6 +55,9 @@ class Target:
             _check_finite(name, value)
             self.tensors.append(Tensor(name, value, p))
         if not self.tensors:
+            for name, x in zip(names, self.inputs, strict=False):
+                if isinstance(x, np.ndarray) and x.dtype.kind in "iub":
+                    _check_input(Tensor(name, x, 0))  # what else could the gradient be due for?
             raise ValueError(
                 f"{self.name} has nothing to check: no input is a floating-point array "
                 f"and there are no parameters"
@@ -176,7 +179,7 @@ class Target:
 def _resolve(thing: Any) -> tuple[str, Callable[..., Any], Callable[..., Any], Module | None]:
     if isinstance(thing, Module):
         return type(thing).__name__, thing.forward, thing.backward, thing
-    if hasattr(thing, "forward") and hasattr(thing, "backward"):
+    if not isinstance(thing, type) and hasattr(thing, "forward") and hasattr(thing, "backward"):
         raise TypeError(
             f"{type(thing).__name__} must be a npformer.Module, so that its parameters can be found"
         )
@@ -185,6 +188,8 @@ def _resolve(thing: Any) -> tuple[str, Callable[..., Any], Callable[..., Any], M
     elif callable(thing) and not isinstance(thing, type):
         f, backward = thing, _partner(thing)
     else:
+        if isinstance(thing, type):
+            raise TypeError(f"a layer was expected, but not its class {thing.__name__}: make one")
         raise TypeError(
             f"a layer, a function with its backward (f, f_backward), or a function f whose module "
             f"holds f_backward was expected, but not {_describe(thing)}"
@@ -223,8 +228,8 @@ def _partner(f: Any) -> Callable[..., Any]:
 def _check_input(tensor: Tensor) -> None:
     if tensor.value.dtype != np.float64:
         raise TypeError(
-            f"{tensor.name} is {tensor.value.dtype}, but a gradient check needs float64 inputs: in "
-            f"less, differences are rounding noise; give {tensor.name}.astype(np.float64)"
+            f"{tensor.name} is {tensor.value.dtype}, but a gradient check needs float64 inputs, or "
+            f"its differences are rounding noise: give {tensor.name}.astype(np.float64)"
         )
     _check_finite(tensor.name, tensor.value)
 

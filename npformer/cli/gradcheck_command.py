@@ -52,7 +52,7 @@ def add(verbs: Any) -> None:
     verb.add_argument(
         "--only",
         metavar="PATTERN",
-        help="only the cases whose name matches this shell pattern, or contains this word",
+        help="only the cases of this name, or that match this shell pattern or contain this word",
     )
     verb.add_argument("--list", action="store_true", help="print the names of the cases and stop")
     verb.add_argument(
@@ -134,10 +134,15 @@ def _cases(pattern: str | None) -> list[Case]:
 
     from ..checking.suite import CASES
 
+    if pattern is None:
+        return list(CASES.values())
+    if pattern in CASES:
+        return [CASES[pattern]]
+    wild = any(c in pattern for c in "*?[")
     chosen = [
         case
         for name, case in CASES.items()
-        if pattern is None or fnmatch(name, pattern) or pattern in name
+        if (fnmatch(name, pattern) if wild else pattern in name)
     ]
     if not chosen:
         raise ValueError(f"no case matches {pattern!r}: npformer gradcheck --list names them all")

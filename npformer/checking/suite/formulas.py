@@ -83,6 +83,8 @@ pair(
     layout="half",
     rotary_dim=6,
 )
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+pair("rope, YaRN", rope, rope_backward, lambda n: (n(3, 5, 10), np.arange(5)), scaling=_YARN)
 pair("rope, positions by row", rope, rope_backward, lambda n: (n(3, 3, 5, 4), 3 * _IDS))
 
 # ------------------------------------------------------------------------------------------ loss
