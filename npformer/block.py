@@ -15,6 +15,7 @@ from .feedforward import FeedForward
 from .module import Module
 from .multihead import AttentionConfig, MultiHeadAttention
 from .norm import make_norm
+from .parallel import added
 
 PLACEMENTS: dict[str, tuple[bool, bool, bool]] = {
     "pre": (True, False, False),
@@ -142,7 +143,7 @@ class Block(Module):
             y, saved[f"{name}_out_norm"] = self._norm(f"{name}_out").forward(y)
         if self.dropout and rng is not None:
             y, saved[f"{name}_dropout"] = dropout(y, self.dropout, rng)
-        y = x + y
+        y = added(x, y)
         if after:
             y, saved[f"{name}_norm"] = self._norm(name).forward(y)
         return y
@@ -172,7 +173,7 @@ class Block(Module):
             dsub, dcontext = dsub
         if before:
             dsub = self._norm(name).backward(dsub, saved[f"{name}_norm"])
-        return dy + dsub, dcontext
+        return added(dy, dsub), dcontext
 
     def _norm(self, name: str) -> Module:
         norm: Module = getattr(self, f"{name}_norm")

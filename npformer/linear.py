@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from .arrays import Array, require_ids, require_last
 from .module import Module, Parameter
-from .parallel import add_rows, colsum, matmul
+from .buffers import empty
+from .parallel import add_rows, colsum, matmul, sum_by_id
 
 
 class LinearSaved(NamedTuple):
@@ -93,7 +94,8 @@ def embedding(ids: Any, E: Array) -> tuple[Array, EmbeddingSaved]:
         if the ids are not integers.
     """
     ids = require_ids(ids, len(E), "token ids")
-    return np.take(E, ids, axis=0), EmbeddingSaved(ids, len(E))
+    y = empty((*ids.shape, E.shape[1]), E.dtype)
+    return np.take(E, ids, axis=0, out=y, mode="clip"), EmbeddingSaved(ids, len(E))
 
 
 def embedding_backward(dy: Array, saved: EmbeddingSaved) -> Array:
@@ -156,4 +158,5 @@ class Embedding(Module):
         return embedding(ids, self.E.value)
 
     def backward(self, dy: Array, saved: EmbeddingSaved) -> None:
-        self.E.accumulate(embedding_backward(dy, saved))
+        rows = dy.reshape(-1, dy.shape[-1])
+        self.E.accumulate_rows(*sum_by_id(saved.ids.reshape(-1), rows))

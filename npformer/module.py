@@ -69,6 +69,16 @@ class Parameter:
             else:
                 self._grad += g
 
+    def accumulate_rows(self, ids: Array, rows: Array) -> None:
+        """``grad[ids] += rows`` for distinct ids: of a large table only few rows were read."""
+        if _apart.get() is not None:
+            whole = np.zeros_like(self.value)
+            whole[ids] = rows
+            self.accumulate(whole)
+            return
+        with _adding:
+            self.grad[ids] += rows
+
 
 class GradientsApart:
     """The gradients of one backward pass, kept apart until `add` puts them into the parameters."""

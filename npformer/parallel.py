@@ -17,10 +17,12 @@ from typing import Any
 import numpy as np
 
 from .arrays import Array, widen
+from .buffers import empty
 from .team import inside, run, set_threads, single_blas, threads
 
 __all__ = [
     "add_rows",
+    "added",
     "colsum",
     "headwise",
     "matmul",
@@ -29,6 +31,7 @@ __all__ = [
     "rowsum",
     "rowwise",
     "set_threads",
+    "sum_by_id",
     "threads",
 ]
 
@@ -85,7 +88,7 @@ def rowwise(
             return result[rows_end:]
         with allocating:
             if not rows:  # the first block to finish says what the results look like
-                rows = [np.empty((n, *r.shape[1:]), r.dtype) for r in result[:rows_end]]
+                rows = [empty((n, *r.shape[1:]), r.dtype) for r in result[:rows_end]]
         for out, r in zip(rows, result, strict=False):
             out[part] = r
         return result[rows_end:]
@@ -156,7 +159,7 @@ def _empty_heads(B: int, H: int, rest: tuple[int, ...], dtype: np.dtype[Any], st
     """(B, H, ..., T, d) in the memory order (B, T, H, ..., d); plain order for a statistic."""
     if stat or len(rest) < 2:
         return np.empty((B, H, *rest), dtype)
-    return np.moveaxis(np.empty((B, rest[-2], H, *rest[:-2], rest[-1]), dtype), 1, -2)
+    return np.moveaxis(empty((B, rest[-2], H, *rest[:-2], rest[-1]), dtype), 1, -2)
 
 
 def matmul(a: Array, b: Array) -> Array:
@@ -164,11 +167,11 @@ def matmul(a: Array, b: Array) -> Array:
     if a.dtype == np.float16 and b.dtype == np.float16:
         return matmul(widen(a), widen(b)).astype(np.float16)
     (n, k), m = a.shape, b.shape[1]
+    y = empty((n, m), np.result_type(a, b))
     pieces = min(threads(), max(n, m) // 64)
     # Of few rows or columns reading the matrix is the work: it counts like 16 of them.
     if pieces < 2 or max(n, 16) * k * max(m, 16) < SMALL_PRODUCT or inside():
-        return np.asarray(a @ b)
-    y = np.empty((n, m), np.result_type(a, b))
+        return np.matmul(a, b, out=y)
     edges = [max(n, m) * i // pieces // 16 * 16 for i in range(pieces)] + [max(n, m)]
 
     def task(i: int) -> None:
@@ -183,17 +186,33 @@ def matmul(a: Array, b: Array) -> Array:
     return y
 
 
-def add_rows(ids: Array, rows: Array, size: int) -> Array:
-    """Return (size, d) zeros to which ``rows[i]`` was added at row ``ids[i]``, repeats summed.
+def added(a: Array, b: Array) -> Array:
+    """``a + b`` for two arrays of one shape, in pieces."""
+    return rowwise(lambda a, b: (a + b,), a, b)[0]  # type: ignore[no-any-return]
 
-    One sparse product; `np.add.at` took five times as long.
+
+def sum_by_id(ids: Array, rows: Array) -> tuple[Array, Array]:
+    """Return the distinct ids (m,), in order, and for each the sum (m, d) of its rows (n, d).
+
+    One sort and one sparse product; `np.add.at` took five times as long.
     """
     from scipy.sparse import csr_array  # late: it takes longer to import than all of npformer
 
-    n = len(ids)
-    wide = widen(rows)
-    chooser = csr_array((np.ones(n, wide.dtype), (ids, np.arange(n))), shape=(size, n))
-    return np.asarray(chooser @ wide).astype(rows.dtype, copy=False)
+    wide, n = widen(rows), len(ids)
+    order = np.argsort(ids, kind="stable")
+    first = np.flatnonzero(np.diff(ids[order], prepend=-1))  # where the next id begins
+    ends = np.append(first, n)
+    chooser = csr_array((np.ones(n, wide.dtype), order, ends), shape=(len(first), n))
+    return ids[order[first]], np.asarray(chooser @ wide).astype(rows.dtype, copy=False)
+
+
+def add_rows(ids: Array, rows: Array, size: int) -> Array:
+    """Return (size, d) zeros to which ``rows[i]`` was added at row ``ids[i]``, repeats summed."""
+    total = empty((size, rows.shape[1]), rows.dtype)
+    total.fill(0)
+    distinct, sums = sum_by_id(ids, rows)
+    total[distinct] = sums
+    return total
 
 
 # ---------------------------------------------------------------- sums and maxima along a row

@@ -44,6 +44,16 @@ def test_a_gradient_is_zeros_before_the_first_and_adds_up():
         p.accumulate(np.zeros(3, np.float32))
 
 
+def test_rows_of_a_table_add_up():
+    p = Parameter(np.zeros((4, 2)))
+    p.accumulate_rows(np.array([1, 3]), np.ones((2, 2)))
+    with gradients_apart() as apart:
+        p.accumulate_rows(np.array([3, 0]), np.full((2, 2), 2.0))
+    np.testing.assert_array_equal(p.grad[:, 0], [0, 1, 0, 1])
+    apart.add()
+    np.testing.assert_array_equal(p.grad[:, 0], [2, 1, 0, 3])
+
+
 def test_zero_grad_forgets():
     layer = nf.Linear(3, 5, rng=0)
     x = np.ones((2, 3), np.float32)

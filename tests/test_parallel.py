@@ -146,6 +146,16 @@ def test_add_rows_adds_repeats_and_keeps_the_dtype():
     assert not add_rows(np.array([], int), np.zeros((0, 3)), 7).any()
 
 
+def test_sum_by_id_and_added(small_blocks, some_threads):
+    rng = np.random.default_rng(0)
+    ids, rows = rng.integers(0, 5, 20) * 3, rng.standard_normal((20, 4))
+    distinct, sums = parallel.sum_by_id(ids, rows)
+    np.testing.assert_array_equal(distinct, np.unique(ids))
+    for i, s in zip(distinct, sums, strict=True):
+        np.testing.assert_allclose(s, rows[ids == i].sum(0), rtol=1e-12)
+    np.testing.assert_array_equal(parallel.added(rows, 2 * rows), rows + 2 * rows)
+
+
 def test_an_error_in_a_piece_reaches_the_caller_and_the_team_goes_on(small_blocks, some_threads):
     def block(x):
         if (x == 33).any():
