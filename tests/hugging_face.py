@@ -174,3 +174,12 @@ def cotangent(y: np.ndarray, text: dict[str, np.ndarray], seed: int) -> np.ndarr
     if "target" not in text:
         dy[~text["mask"]] = 0
     return dy
+
+
+def projections(grads: dict[str, np.ndarray], seed: int) -> dict[str, float]:
+    """One number for each gradient: its product with random ones."""
+    found = {}
+    for name, g in sorted(grads.items()):
+        r = np.random.default_rng([seed, *g.shape, len(name)]).standard_normal(g.shape)
+        found[name] = float(np.sum(g * r))
+    return found
