@@ -172,8 +172,8 @@ class Evidence:
         flat = a.reshape(-1)
         rows = table.reshape(a.size, -1, shape[-1]).sum(-1)
         reached = np.abs(rows) > 1e-7 * np.max(np.abs(rows))
-        last = [np.append(0, row[there])[-1] for row, there in zip(rows, reached, strict=True)]
-        if not reached.all() and _close(flat, np.array(last), 1e-4):
+        ends = [np.append(0, row[there])[-1] for row, there in zip(rows, reached, strict=True)]
+        if not reached.all() and _close(flat, np.array(ends), 1e-4):
             yield (
                 "each number is only the last of its contributions: with repeated indices "
                 "g[ids] += d keeps one of them"

@@ -34,11 +34,14 @@ _all: dict[str, Any] = {
     "rng": 5,
 }  # fmt: skip
 
-for _name, _f, _f_backward, _blocks in (
-    ("attention", attention, attention_backward, {}),
-    ("flash_attention", flash_attention, flash_attention_backward, {"block_q": 6, "block_k": 4}),
-):
-    _kernel = partial(pair, f=_f, backward=_f_backward, **_blocks)
+_kernels: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "attention": (attention, attention_backward, {}),
+    "flash_attention": (
+        flash_attention, flash_attention_backward, {"block_q": 6, "block_k": 4},
+    ),
+}  # fmt: skip
+for _name, (_f, _f_backward, _blocks) in _kernels.items():
+    _kernel: Callable[..., None] = partial(pair, f=_f, backward=_f_backward, **_blocks)
     _kernel(_name, make=partial(_small, H_kv=2))
     _kernel(f"{_name}, grouped", make=_grouped)
     _kernel(f"{_name}, one KV head", make=_small)
