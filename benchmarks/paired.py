@@ -1,0 +1,126 @@
+"""Time two ways to do the same work in turns, in one process, and keep a table of the ratios.
+
+A machine's clock drifts by tens of per cent within minutes, so times of different runs can't be
+compared; the ratio of neighbours in time can. Each script of this folder prints what it measured
+and, with ``--save``, appends a line to results.csv.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import datetime
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+RESULTS = Path(__file__).with_name("results.csv")
+HEADER = (
+    "date", "benchmark", "peer", "ratio", "ratio_low", "ratio_high", "ours", "theirs", "unit",
+    "pairs", "threads", "load", "versions", "command",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Ours over theirs: below 1 is faster."""
+
+    name: str
+    peer: str
+    ours: float
+    theirs: float
+    median: float
+    low: float
+    high: float
+    pairs: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name:<44} {1e3 * self.ours:9.1f} ms   "
+            f"{self.peer} {1e3 * self.theirs:9.1f} ms   "
+            f"ratio {self.median:.2f} ({self.low:.2f} to {self.high:.2f}, {self.pairs} pairs)"
+        )
+
+
+def paired(
+    name: str, ours: Callable[[], object], peer: str, theirs: Callable[[], object], pairs: int = 9
+) -> Ratio:
+    """Run both in turns, after one run each to warm up; low and high are the quartiles."""
+    ours()
+    theirs()
+    a, b = [], []
+    for _ in range(pairs):
+        for run, times in ((ours, a), (theirs, b)):
+            start = time.perf_counter()
+            run()
+            times.append(time.perf_counter() - start)
+    ratios = sorted(x / y for x, y in zip(a, b, strict=True))
+    quarter = len(ratios) // 4
+    return Ratio(
+        name,
+        peer,
+        statistics.median(a),
+        statistics.median(b),
+        statistics.median(ratios),
+        ratios[quarter],
+        ratios[-1 - quarter],
+        pairs,
+    )
+
+
+def versions() -> str:
+    """Python, NumPy, and what else is loaded."""
+    import sys
+
+    import numpy as np
+
+    names = ["torch", "transformers", "safetensors", "autograd"]
+    found = [f"python {platform.python_version()}", f"numpy {np.__version__}"]
+    found += [f"{n} {sys.modules[n].__version__}" for n in names if n in sys.modules]
+    return ", ".join(found)
+
+
+def report(results: list[Ratio], save: bool, command: str) -> None:
+    """Print the ratios and, where asked for, append them to results.csv."""
+    from npformer import parallel
+
+    for r in results:
+        print(r, flush=True)
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
+    print(f"{parallel.threads()} threads, load {load:.1f}; {versions()}")
+    if not save:
+        return
+    new = not RESULTS.exists()
+    with RESULTS.open("a", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        if new:
+            writer.writerow(HEADER)
+        for r in results:
+            writer.writerow(
+                (
+                    datetime.date.today().isoformat(),
+                    r.name,
+                    r.peer,
+                    *(f"{x:.3f}" for x in (r.median, r.low, r.high)),
+                    f"{r.ours:.5f}",
+                    f"{r.theirs:.5f}",
+                    "s",
+                    r.pairs,
+                    parallel.threads(),
+                    f"{load:.1f}",
+                    versions(),
+                    command,
+                )
+            )
+
+
+def arguments(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser with what every script takes."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--pairs", type=int, default=9, help="how often each side runs")
+    parser.add_argument("--save", action="store_true", help="append to results.csv")
+    return parser
