@@ -119,7 +119,8 @@ class Flops:
         See `attention_pairs`.
     recomputed : int
         What the backward passes of this package compute again, on top of ``backward``: the scores,
-        since the weights are not kept, and with ``recompute`` the forward pass of every block.
+        since the weights are not kept, and with ``recompute`` the forward pass of every block; 0
+        for experts, which have no layers here.
     decoding_step : int or None
         Forward operations of one token a row after T - 1 cached ones; None for an encoder.
     """
@@ -194,10 +195,11 @@ def flops(
         raise ValueError(f"S counts the new tokens too: it must be T = {T} or more, but is {S}")
     _check_convention(convention)
     rows = _merged(_rows(cfg, B, T, S, source, convention))
-    scores = sum(r.forward for r in rows if r.part.endswith("scores"))
-    again = scores
-    if getattr(cfg, "recompute", False):
-        again += sum(r.forward for r in rows if r.part != "logits")
+    again = 0
+    if isinstance(cfg, TransformerConfig):
+        again = sum(r.forward for r in rows if r.part.endswith("scores"))
+        if cfg.recompute:
+            again += sum(r.forward for r in rows if r.part != "logits")
     step = None
     if cfg.kind != "encoder":
         step = sum(r.forward for r in _rows(cfg, B, 1, S, source, convention, cached=True))

@@ -146,7 +146,9 @@ def _blocks(t: _Table, cfg: TransformerConfig) -> Iterator[ShapeRow]:
             if name == "attention":
                 yield from _attention(t, cfg, cfg.attention(layers[0]), "T")
             elif name == "cross-attention":
+                t.side, side = "cross-attention: ", t.side
                 yield from _attention(t, cfg, cfg.cross_attention(), "S")
+                t.side = side
             else:
                 yield from _feedforward(t, cfg, d_ff)
             if on_output:

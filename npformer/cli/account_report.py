@@ -149,7 +149,8 @@ def _operations(cfg: AnyConfig, s: Setting, lang: str) -> str:
         for r in account.rows
     ]
     rows.append([t["total"], scaled(account.forward), scaled(account.backward), ""])
-    rows.append([t["recomputed"], "", scaled(account.recomputed), ""])
+    if account.recomputed:
+        rows.append([t["recomputed"], "", scaled(account.recomputed), ""])
     if account.decoding_step is not None:
         rows.append([t["step"].format(S=s.T), scaled(account.decoding_step), "", ""])
     header = [t["part"], t["forward"], t["backward"], t["share"]]
@@ -181,7 +182,7 @@ def _memory(cfg: AnyConfig, s: Setting, lang: str) -> str:
 def splits(cfg: AnyConfig, s: Setting) -> Iterator[tuple[str, dict[str, int]]]:
     """Yield ways to share the training out: one device, ZeRO, tensor and pipeline splits."""
     yield "one", {}
-    N = max(s.data, 8)
+    N = 8 if s.data == 1 else s.data
     for stage in (1, 2, 3):
         yield "zero", {"zero": stage, "data": N}
     for name, most in (("tensor", 8), ("pipeline", 8)):

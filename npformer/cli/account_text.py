@@ -146,6 +146,7 @@ _ZH = {
     # sides
     "encoder: ": "编码器：",
     "decoder: ": "解码器：",
+    "cross-attention: ": "交叉注意力：",
     "encoder ": "编码器",
     "decoder ": "解码器",
     "cross-attention ": "交叉注意力",
@@ -199,9 +200,9 @@ _ZH = {
     "softmax over the keys": "softmax（按键维）",
     "weighted values P v": "加权求和 P v",
     "joined heads, Wo": "拼接 + Wo",
-    "feed-forward W1": "FFN：W1",
-    "feed-forward W2": "FFN：W2",
-    "feed-forward W3": "FFN：W3",
+    "feed-forward W1": "前馈 W1",
+    "feed-forward W2": "前馈 W2",
+    "feed-forward W3": "前馈 W3",
     "product of both": "两路相乘",
     "logits": "输出层 logits",
     "logits, by the tied table": "输出层 logits（权重绑定）",
@@ -212,7 +213,7 @@ _ZH = {
     "queries": "查询",
     "keys": "键",
     "values": "值",
-    "feed-forward W1, W3 and product": "FFN：W1、W3 与乘积",
+    "feed-forward W1, W3 and product": "前馈 W1、W3 与乘积",
     "experts W1, W3 and product": "专家：W1、W3 与乘积",
     "experts W2, summed": "专家：W2，相加",
     # operations
@@ -247,13 +248,16 @@ _ZH = {
 }
 
 
+_SIDES = tuple(name for name in _ZH if name.endswith(" "))
+
+
 def word(name: str, lang: str) -> str:
     """Translate the name of a part; what has no translation stays."""
     if lang == "en":
         return name
     if name in _ZH:
         return _ZH[name]
-    for side in ("encoder: ", "decoder: ", "encoder ", "decoder ", "cross-attention "):
+    for side in _SIDES:
         if name.startswith(side):
             return _ZH[side] + word(name.removeprefix(side), lang)
     if name.startswith("activation "):
