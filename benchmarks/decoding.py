@@ -69,7 +69,8 @@ def main() -> None:
     ]
     report(results, args.save, "benchmarks/decoding.py")
     print(
-        f"{args.tokens / results[0].ours:.1f} tokens/s, transformers {args.tokens / results[0].theirs:.1f}"
+        f"{args.tokens / results[0].ours:.1f} tokens/s, "
+        f"transformers {args.tokens / results[0].theirs:.1f}"
     )
 
     cache = nf.KVCache(model.cfg, 1, 1024)

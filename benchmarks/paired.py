@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import csv
-import datetime
+import datetime as dt
 import os
 import platform
 import statistics
@@ -102,7 +102,7 @@ def report(results: list[Ratio], save: bool, command: str) -> None:
         for r in results:
             writer.writerow(
                 (
-                    datetime.date.today().isoformat(),
+                    dt.date.today().isoformat(),
                     r.name,
                     r.peer,
                     *(f"{x:.3f}" for x in (r.median, r.low, r.high)),
