@@ -96,6 +96,8 @@ class FeedForward(Module):
         rng = np.random.default_rng(rng)
         if d_ff is None:
             d_ff = parity_width(d) if gated else 4 * d
+        if d < 1 or d_ff < 1:
+            raise ValueError(f"d and d_ff must be 1 or more, but are {d} and {d_ff}")
         self.d = d
         self.W1 = Linear(d, d_ff, bias, rng=rng, dtype=dtype)
         self.activation = Activation(activation)
@@ -130,3 +132,32 @@ def parity_width(d: int) -> int:
     widths.
     """
     return round(8 * d / 3)
+
+
+def llama_width(d: int, multiplier: float | None = None, multiple_of: int = 256) -> int:
+    """Return Llama's d_ff: 8 d / 3 cut to a whole number, times ``multiplier``, rounded up.
+
+    The rule of Meta's ``llama`` reference code; each cut is one of its own.
+
+    Parameters
+    ----------
+    d : int
+    multiplier : float, optional
+        ``ffn_dim_multiplier``: 1.3 for Llama-2-70B and Llama-3-8B.
+    multiple_of : int
+        The result is a multiple of it.
+
+    Examples
+    --------
+    >>> llama_width(4096), llama_width(4096, 1.3, 1024)
+    (11008, 14336)
+    """
+    if d < 1 or multiple_of < 1 or (multiplier is not None and not multiplier > 0):
+        raise ValueError(
+            f"d, multiplier and multiple_of must be positive, but are {d}, {multiplier} and "
+            f"{multiple_of}"
+        )
+    width = int(2 * (4 * d) / 3)
+    if multiplier is not None:
+        width = int(multiplier * width)
+    return -(-width // multiple_of) * multiple_of
