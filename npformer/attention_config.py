@@ -51,6 +51,8 @@ class AttentionConfig:
     eps, norm_offset : float
         Of that norm.
     kernel : {"dense", "flash", "auto"}
+        The same numbers in another order of the work; "auto" takes "flash" where it is faster,
+        from 128 queries on that read more than 1024 keys.
     """
 
     d: int
