@@ -43,6 +43,10 @@ _LATE = {
     "optim": "optim",
     "check_causal": "probes",
     "check_padding": "probes",
+    "data": "data",
+    "batches": "batches",
+    "TrainingConfig": "training",
+    "evaluate": "training",
     "train": "training",
     "generate": "decoding",
 }

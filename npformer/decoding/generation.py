@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..arrays import Array, require_ids
+from ..batches import right_padded
 from ..models import DecoderLM, EncoderDecoder
 from .beam import beam_search
 from .sampling import Sampling
@@ -182,11 +183,7 @@ def sources(
         raise ValueError(f"source_ids has {len(rows)} rows, but ids has {B}")
     if source_mask is not None:
         return {"source_ids": np.asarray(source_ids), "source_mask": np.asarray(source_mask)}
-    S = max(map(len, rows))
-    ids, real = np.zeros((B, S), np.int64), np.zeros((B, S), np.bool_)
-    for b, row in enumerate(rows):
-        ids[b, : len(row)] = row
-        real[b, : len(row)] = True
+    ids, real = right_padded(rows)
     return {"source_ids": ids, "source_mask": None if real.all() else real}
 
 

@@ -1,0 +1,164 @@
+"""`TrainingConfig`: how a model is trained, in one frozen value that is checked when it is made."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..module import Module
+from ..optim import (
+    KINDS,
+    OPTIMIZERS,
+    SCHEDULES,
+    Constant,
+    Cosine,
+    InverseSquareRoot,
+    Noam,
+    Optimizer,
+    Schedule,
+    WarmupStableDecay,
+    parameter_groups,
+)
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """The options of a run.
+
+    Attributes
+    ----------
+    steps : int
+        Steps of the optimizer, from the first one on.
+    B : int
+        Rows of a batch.
+    T : int, optional
+        Tokens of a row of a text; the model's ``T_max`` unless given.
+    accumulate : int
+        Batches whose gradients make up one step; the loss is the mean over all their tokens.
+    optimizer : {"adamw", "adam", "sgd"}
+    schedule : {"cosine", "constant", "inverse-sqrt", "noam", "warmup-stable-decay"}
+    lr : float, optional
+        The highest learning rate, 0.001 unless given; for "noam" its factor, 1 unless given.
+    lr_min : float
+        The last one, of "cosine" and "warmup-stable-decay".
+    warmup, decay : int
+        Steps of the linear warm-up, and of the decay of "warmup-stable-decay".
+    beta1, beta2, eps : float
+        Of Adam and AdamW.
+    momentum : float
+        Of SGD.
+    weight_decay : float
+    decayed : tuple of {"matrix", "embedding", "norm", "bias"}
+        What decays.
+    clip : float
+        The largest norm of the gradient; 0 for any.
+    label_smoothing : float
+    seed : int
+        Of the order of the data and of dropout.
+    evaluate_every : int
+        Steps from one evaluation on the held-out part to the next; 0 for one at the end.
+    evaluate_batches : int
+        How many batches of it; 0 for all.
+    save_every : int
+        Steps from one state on disk to the next; 0 for none but by the clock.
+    save_minutes : float
+        Minutes from one state on disk to the next; 0 for none but by steps.
+    norms_every : int
+        Steps from one record of all parameters' and gradients' norms to the next; 0 for none.
+    """
+
+    steps: int = 1000
+    B: int = 32
+    T: int | None = None
+    accumulate: int = 1
+    optimizer: str = "adamw"
+    schedule: str = "cosine"
+    lr: float | None = None
+    lr_min: float = 0.0
+    warmup: int = 0
+    decay: int = 0
+    beta1: float = 0.9
+    beta2: float = 0.99
+    eps: float = 1e-8
+    momentum: float = 0.9
+    weight_decay: float = 0.1
+    decayed: tuple[str, ...] = ("matrix", "embedding")
+    clip: float = 1.0
+    label_smoothing: float = 0.0
+    seed: int = 0
+    evaluate_every: int = 0
+    evaluate_batches: int = 0
+    save_every: int = 0
+    save_minutes: float = 5.0
+    norms_every: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.decayed, list):
+            object.__setattr__(self, "decayed", tuple(self.decayed))
+        for name, least in (
+            ("steps", 1),
+            ("B", 1),
+            ("accumulate", 1),
+            *((name, 0) for name in ("warmup", "decay", "seed", "evaluate_every")),
+            *((name, 0) for name in ("evaluate_batches", "save_every", "norms_every")),
+        ):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{name} must be a whole number from {least} on, but is {value!r}")
+        for name in ("lr_min", "weight_decay", "clip", "save_minutes"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must be 0 or more, but is {getattr(self, name)}")
+        for name, names in (
+            ("optimizer", OPTIMIZERS),
+            ("schedule", SCHEDULES),
+        ):
+            if getattr(self, name) not in names:
+                raise ValueError(
+                    f"{name} must be one of {', '.join(names)}, but is {getattr(self, name)!r}"
+                )
+        for kind in self.decayed:
+            if kind not in KINDS:
+                raise ValueError(f"what decays is named {', '.join(KINDS)}, not {kind!r}")
+        if not 0 <= self.label_smoothing <= 1:
+            raise ValueError(f"label_smoothing must lie in [0, 1], but is {self.label_smoothing}")
+        self.make_schedule(1)  # contradictions of its lengths and rates show here
+
+    @property
+    def highest_lr(self) -> float:
+        """``lr`` as a number."""
+        if self.lr is not None:
+            return self.lr
+        return 1.0 if self.schedule == "noam" else 1e-3
+
+    def make_schedule(self, d: int) -> Schedule:
+        """Return the schedule for a model of width d."""
+        lr, steps, warmup = self.highest_lr, self.steps, self.warmup
+        match self.schedule:
+            case "constant":
+                return Constant(lr, warmup)
+            case "inverse-sqrt":
+                return InverseSquareRoot(lr, warmup)
+            case "noam":
+                return Noam(d, max(1, warmup), lr)
+            case "cosine":
+                return Cosine(lr, steps, warmup, self.lr_min)
+            case _:
+                return WarmupStableDecay(lr, steps, warmup, self.decay, self.lr_min)
+
+    def make_optimizer(self, model: Module, d: int) -> Optimizer:
+        """Return the optimizer of a model of width d, with its groups and its schedule."""
+        groups = parameter_groups(model, self.weight_decay, decayed=self.decayed)
+        options: dict[str, Any] = (
+            {"momentum": self.momentum}
+            if self.optimizer == "sgd"
+            else {"betas": (self.beta1, self.beta2), "eps": self.eps}
+        )
+        return OPTIMIZERS[self.optimizer](groups, self.make_schedule(d), **options)
+
+    def contradictions(self, other: TrainingConfig) -> list[str]:
+        """Return the names of options that change the weights, where the two differ."""
+        free = {"evaluate_every", "evaluate_batches", "save_every", "save_minutes", "norms_every"}
+        if self.schedule in ("constant", "inverse-sqrt", "noam"):
+            free.add("steps")  # the only ones that don't look ahead to the end
+        mine, theirs = asdict(self), asdict(other)
+        return [name for name in mine if name not in free and mine[name] != theirs[name]]

@@ -1,0 +1,39 @@
+"""Ctrl-C and SIGTERM wait until a step is complete."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Patience:
+    """Remember a signal instead of dying of it; a second Ctrl-C interrupts at once.
+
+    Python delivers signals to the main thread only, so elsewhere this does nothing.
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Patience:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {s: signal.signal(s, self._remember) for s in SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.received = number
+
+    def asked(self) -> bool:
+        """Whether to stop."""
+        return self.received is not None

@@ -1,0 +1,121 @@
+"""Vocabularies are written down and come back; text comes out in whole characters."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from npformer.data import ByteVocabulary, CharacterVocabulary
+from npformer.vocabulary import (
+    FileVocabulary,
+    MarkedVocabulary,
+    TextStream,
+    description,
+    named,
+    restored,
+)
+
+TEXT = "残差 — naïve 👩‍🔬 text\n"
+
+
+@pytest.mark.parametrize(
+    "vocabulary",
+    [
+        CharacterVocabulary(TEXT),
+        ByteVocabulary(),
+        MarkedVocabulary(CharacterVocabulary(TEXT)),
+        MarkedVocabulary(ByteVocabulary()),
+    ],
+    ids=["characters", "bytes", "marked characters", "marked bytes"],
+)
+def test_a_vocabulary_comes_back_from_its_description(vocabulary):
+    again = restored(json.loads(json.dumps(description(vocabulary))))
+    assert type(again) is type(vocabulary)
+    assert again.V == vocabulary.V
+    ids = vocabulary.encode(TEXT)
+    np.testing.assert_array_equal(again.encode(TEXT), ids)
+    assert again.decode(ids) == TEXT
+
+
+def test_marks_come_after_all_other_ids_and_have_no_text():
+    marked = MarkedVocabulary(ByteVocabulary())
+    assert (marked.start, marked.end, marked.V) == (256, 257, 258)
+    ids = [256, *marked.encode(TEXT), 257]
+    assert marked.decode(ids) == TEXT
+    with pytest.raises(IndexError):
+        marked.decode([258])
+
+
+@given(st.text(st.characters(codec="utf-8"), max_size=12))
+def test_a_stream_hands_out_whole_characters_and_all_of_the_text(text):
+    stream, vocabulary = TextStream(ByteVocabulary()), ByteVocabulary()
+    parts = [stream.feed(i) for i in vocabulary.encode(text)]
+    # A real U+FFFD looks like an unfinished character and waits for the next one.
+    if "\ufffd" not in text:
+        assert all(part in ("", c) for part, c in zip(parts, byte_characters(text), strict=True))
+    assert "".join(parts) + stream.flush() == text
+
+
+def byte_characters(text):
+    """The character that each byte of a text belongs to."""
+    return [c for c in text for _ in c.encode()]
+
+
+@given(st.binary(max_size=16))
+def test_a_stream_of_any_bytes_is_the_text_of_all_of_them(raw):
+    stream = TextStream(ByteVocabulary())
+    parts = "".join(stream.feed(i) for i in raw) + stream.flush()
+    assert parts == raw.decode("utf-8", errors="replace")
+    assert stream.flush() == ""
+
+
+def test_names_of_vocabularies(tmp_path):
+    assert named("characters", "abca").V == 3
+    assert named("bytes", "abc").V == 256
+    with pytest.raises(FileNotFoundError):
+        named(str(tmp_path / "missing.json"), "abc")
+    with pytest.raises(ValueError, match="no vocabulary of kind 'words'"):
+        restored({"kind": "words"})
+    with pytest.raises(TypeError, match="a dict can't be written down"):
+        description({})
+
+
+def test_without_the_package_a_file_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(ImportError, match=r"pip install 'npformer\[tokenizers\]'"):
+        FileVocabulary("{}")
+
+
+def test_a_tokenizer_file(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    model = tokenizers.models.BPE(byte_fallback=True)
+    made = tokenizers.Tokenizer(model)
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<end>"],
+        show_progress=False,
+    )
+    made.train_from_iterator([TEXT * 3, "the residual stream of the residual block"], trainer)
+    path = tmp_path / "tokenizer.json"
+    made.save(str(path))
+    vocabulary = named(str(path), "")
+    ids = vocabulary.encode(TEXT + "the residual")
+    assert len(ids) < len((TEXT + "the residual").encode())
+    assert vocabulary.decode(ids) == TEXT + "the residual"
+    assert vocabulary.id_of("<end>") == 0
+    assert vocabulary.id_of("<missing>") is None
+    again = restored(json.loads(json.dumps(description(vocabulary))))
+    np.testing.assert_array_equal(again.encode(TEXT), vocabulary.encode(TEXT))
+    stream = TextStream(vocabulary)
+    assert "".join(stream.feed(i) for i in ids) + stream.flush() == TEXT + "the residual"
+    path.write_text("{}", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"tokenizer\.json: this is no tokenizer file"):
+        FileVocabulary.from_file(path)
