@@ -10,7 +10,8 @@ LANGUAGES = ("en", "zh")
 
 _CLOSING = "，。；：、？！）》」』】”’%"  # must not begin a line
 _OPENING = "（《「『【“‘"  # must not end one
-_PIECE = re.compile(r"\$[^$]*\$|[^\s\u2e80-\u9fff\uff00-\uffef$]+|[\u2e80-\u9fff\uff00-\uffef]|\s+")
+_WIDE = r"\u2e80-\u9fff\uff00-\uffef"
+_PIECE = re.compile(rf"\$[^$]*\$|[^\s{_WIDE}$]+|[{_WIDE}]|\s+|\$")
 
 
 def width(text: str) -> int:
@@ -97,8 +98,7 @@ def _pieces(text: str) -> list[str]:
 
 def _printed(text: str) -> int:
     def formula(match: re.Match[str]) -> str:
-        symbols = re.sub(r"\\(?:mathrm|left|right|,|!|quad|operatorname|bar)|[{}_^\\]", "",
-                         match[1])  # fmt: skip
-        return re.sub(r"[a-z]{4,}", "x", symbols)
+        symbols = re.sub(r"\\(?:mathrm|mathcal|left|right|,)", "", match[1])
+        return re.sub(r"[{}_^\\]", "", re.sub(r"\\[a-zA-Z]+", "x", symbols))
 
     return width(re.sub(r"\$([^$]*)\$", formula, text))

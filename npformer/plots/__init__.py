@@ -1,9 +1,11 @@
 """One function a figure: takes numbers, returns a `matplotlib.figure.Figure`; nothing is shown.
 
+>>> import tempfile
 >>> from npformer import plots
->>> with plots.language("en") as lang:  # "zh" where a Chinese font is installed
+>>> with tempfile.TemporaryDirectory() as folder, plots.language("en"):  # or "zh"
 ...     figure = plots.new_figure(4, 3)  # or one of the functions below
-...     paths = plots.save_figure(figure, folder / "name")  # name.svg and name.png
+...     [path.name for path in plots.save_figure(figure, f"{folder}/name")]
+['name.svg', 'name.png']
 """
 
 from .curves import activation_by_layer, gradient_by_layer, last_layer_gradient, overview
