@@ -92,7 +92,8 @@ class Comparison:
 
 def scale_of(a: Array, n: Array, floor: float) -> float:
     """The larger gradient's largest number, but not less than the floor."""
-    return max(float(np.max(np.abs(a), initial=0)), float(np.max(np.abs(n), initial=0)), floor)
+    finite = (np.abs(g[np.isfinite(g)]) for g in (a, n))
+    return max(floor, *(float(np.max(g, initial=0)) for g in finite))
 
 
 def max_ratio(a: Array, n: Array, floor: float) -> float:
