@@ -99,6 +99,17 @@ MODELS: dict[str, dict[str, Any]] = {
             original_max_position_embeddings=7,
         ),
     },
+    "llama longrope": {
+        "model_type": "llama",
+        **SCALED,
+        **rotary(
+            rope_type="longrope",
+            factor=3.8,
+            original_max_position_embeddings=5,
+            short_factor=[1.0, 1.5, 2.0, 2.5, 3.0],
+            long_factor=[1.0, 1.1, 1.3, 3.5, 7.0],
+        ),
+    },
     "mistral": {"model_type": "mistral", **ROTARY, "sliding_window": 3},
     "qwen2": {
         "model_type": "qwen2",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -92,8 +92,8 @@ class Family:
         Tensors that a file may have and that no formula here needs.
     renamed : pairs
         Endings of names in old files and what they are called today.
-    optional : names
-        Tensors that are zero where a file lacks them.
+    present : dict
+        Tensors that a file may lack, and the field of the configuration that says so.
     """
 
     model_type: str
@@ -108,7 +108,7 @@ class Family:
     tied: tuple[str, ...] = ("lm_head.weight",)
     unused: tuple[str, ...] = ()
     renamed: tuple[tuple[str, str], ...] = ()
-    optional: tuple[str, ...] = ()
+    present: dict[str, str] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..arrays import Array
+from .safetensors_file import brief
 from .settings import Settings
 
 LAYOUTS = {"llama": "interleaved", "qwen2": "half", "qwen3": "half"}
@@ -110,7 +111,7 @@ def open_gguf(
     kind = fields.get("general.architecture")
     if kind not in LAYOUTS:
         raise ValueError(
-            f"{path}: architecture {kind!r} is not supported, only {', '.join(LAYOUTS)}"
+            f"{path}: architecture {brief(kind)} is not supported, only {', '.join(LAYOUTS)}"
         )
     values: dict[str, Any] = {
         "model_type": kind,
@@ -139,7 +140,7 @@ def open_gguf(
     if scaling == "linear":
         values["rope_scaling"] = {"rope_type": "linear", "factor": factor}
     elif scaling != "none":
-        raise ValueError(f"{path}: rope scaling {scaling!r} is not supported, only linear")
+        raise ValueError(f"{path}: rope scaling {brief(scaling)} is not supported, only linear")
     stretch = next((t for t in reader.tensors if t.name == STRETCH), None)
     if stretch is not None:
         divisors = [float(x) for x in widened(stretch).ravel()]

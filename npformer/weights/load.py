@@ -19,7 +19,7 @@ from ..sizes import count_parameters
 from .decoders import GEMMA2, GPT2, LLAMA, MISTRAL, QWEN2, QWEN3
 from .family import HEADS, Family, file_shape, pieces
 from .native import MODEL_TYPE, kind_of, native
-from .safetensors_file import SafetensorsFile, convert, read_json
+from .safetensors_file import SafetensorsFile, brief, convert, read_json
 from .settings import Settings
 from .two_sided import BART, BERT, MARIAN
 
@@ -31,6 +31,9 @@ FAMILIES: dict[str, Family] = {
 
 MOST = 40
 """Faults that one message lists."""
+
+NUMBERS = 10_000_000
+"""What may be allocated for a model before its tensors are compared, beyond what the files hold."""
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
@@ -139,7 +142,9 @@ class FolderTensors:
         for file in self.files:
             for name in file.entries:
                 if name in self.owner:
-                    raise ValueError(f"{name} is in {self.owner[name].path} and in {file.path}")
+                    raise ValueError(
+                        f"{brief(name)} is in {self.owner[name].path} and in {file.path}"
+                    )
                 self.owner[name] = file
         if not single.is_file():
             self._check_index(index)
@@ -158,9 +163,9 @@ class FolderTensors:
         for name in names:
             # Links are followed, since caches are made of them; paths are not.
             if Path(name).name != name or "\\" in name or not name.endswith(".safetensors"):
-                raise ValueError(f"{index} names {name!r}, which is no file of its own folder")
+                raise ValueError(f"{index} names {brief(name)}, which is no file of its own folder")
             if not (index.parent / name).is_file():
-                raise FileNotFoundError(f"{index} names {name}, which does not exist")
+                raise FileNotFoundError(f"{index} names {brief(name)}, which does not exist")
         return names
 
     def _check_index(self, index: Path) -> None:
@@ -171,7 +176,9 @@ class FolderTensors:
                 for name in there.keys() | self.weight_map.keys()
                 if there.get(name) != self.weight_map.get(name)
             )
-            raise ValueError(f"{index} and its files disagree about {', '.join(odd[:5])}")
+            raise ValueError(
+                f"{index} and its files disagree about {', '.join(map(brief, odd[:5]))}"
+            )
 
     @staticmethod
     def _nothing(folder: Path) -> str:
@@ -195,19 +202,18 @@ def build(settings: Settings, tensors: Tensors, dtype: np.dtype[Any], **changed:
         raise settings.wrong("quantised weights are not supported")
     family = native(kind_of(settings)) if kind == MODEL_TYPE else FAMILIES.get(str(kind))
     if family is None:
-        raise settings.wrong(f"model_type {kind!r} is not supported, only {known}")
+        raise settings.wrong(f"model_type {brief(kind)} is not supported, only {known}")
     fields = family.read(settings) | changed
     names = _their_names(family, tensors)
-    if family is BERT:
-        fields["pooler"] = "pooler.dense.weight" in names
+    fields |= {field: tensor in names for tensor, field in family.present.items()}
     settings.finish()
     try:
         cfg = TransformerConfig(**fields, kind=family.kind)
     except (TypeError, ValueError) as error:
         raise settings.wrong(str(error)) from None
     held = sum(math.prod(shape) for shape in tensors.shapes.values())
-    needed = count_parameters(cfg) - (cfg.V if family.optional else 0)
-    if needed > held:  # said before anything is allocated
+    needed = count_parameters(cfg)
+    if needed > 4 * held + NUMBERS:  # else every tensor that does not fit is named
         raise ValueError(
             f"{tensors.where} holds {held} numbers, but its configuration needs {needed}"
         )
@@ -238,7 +244,9 @@ def _their_names(family: Family, tensors: Tensors) -> dict[str, str]:
             if name.endswith(old):
                 name = name.removesuffix(old) + new
         if name in names:
-            raise ValueError(f"{tensors.where}: {names[name]} and {theirs} are the same tensor")
+            raise ValueError(
+                f"{tensors.where}: {brief(names[name])} and {brief(theirs)} are the same tensor"
+            )
         names[name] = theirs
     return names
 
@@ -260,10 +268,10 @@ def fill(model: Any, family: Family, tensors: Tensors, names: dict[str, str]) ->
     faults = [
         f"missing {slot.file if slot.file.startswith(HEADS) else prefix + slot.file}"
         for slot in slots
-        if slot.file not in sources and slot.file not in family.optional
+        if slot.file not in sources
     ]
     faults += [
-        f"unexpected {theirs}"
+        f"unexpected {brief(theirs)}"
         for name, theirs in names.items()
         if name not in wanted and name not in tied and not _unused(family, name)
     ]

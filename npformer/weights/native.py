@@ -7,6 +7,7 @@ from typing import Any
 
 from ..config import TransformerConfig
 from .family import KINDS, Family
+from .safetensors_file import brief
 from .settings import Settings
 
 MODEL_TYPE = "npformer"
@@ -32,7 +33,7 @@ def kind_of(s: Settings) -> str:
     values = s.get("config", {})
     kind = values.get("kind") if isinstance(values, dict) else None
     if kind not in KINDS.values():
-        raise s.wrong(f"config.kind must be one of {', '.join(KINDS.values())}, not {kind!r}")
+        raise s.wrong(f"config.kind must be one of {', '.join(KINDS.values())}, not {brief(kind)}")
     return str(kind)
 
 
@@ -40,7 +41,9 @@ def _read(s: Settings) -> dict[str, Any]:
     values = dict(s.get("config", {}))
     unknown = sorted(values.keys() - {f.name for f in fields(TransformerConfig)})
     if unknown:
-        raise s.wrong(f"config has {', '.join(unknown)}, which this version does not know")
+        raise s.wrong(
+            f"config has {', '.join(map(brief, unknown))}, which this version does not know"
+        )
     del values["kind"]
     return values
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import reprlib
 from collections.abc import Iterable, Iterator
 from os import PathLike
 from pathlib import Path
@@ -37,6 +38,17 @@ FLOATS: dict[str, npt.DTypeLike] = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "B
 
 NAMES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 """What a file calls them."""
+
+
+_short = reprlib.Repr()
+_short.maxstring, _short.maxother, _short.maxlist = 150, 150, 8
+
+
+def brief(value: Any) -> str:
+    """Return what stands in a file as a piece of one line, whatever it is."""
+    if isinstance(value, str) and value.isprintable() and 0 < len(value) <= 150:
+        return value
+    return _short.repr(value)
 
 
 class Entry(NamedTuple):
@@ -73,7 +85,7 @@ class SafetensorsFile:
         dtype, shape, begin, _ = self.entries[name]
         if dtype not in FLOATS:
             raise ValueError(
-                f"{self.path}: {name} has dtype {dtype}, but weights must be one of "
+                f"{self.path}: {brief(name)} has dtype {dtype}, but weights must be one of "
                 f"{', '.join(FLOATS)}"
             )
         kind = np.dtype(FLOATS[dtype])
@@ -131,23 +143,27 @@ def read_entries(path: Path) -> dict[str, Entry]:
         try:
             dtype, shape, (begin, end) = record["dtype"], record["shape"], record["data_offsets"]
         except (KeyError, TypeError, ValueError):
-            raise wrong(f"{name!r} lacks its dtype, shape or two offsets") from None
+            raise wrong(f"{brief(name)} lacks its dtype, shape or two offsets") from None
         if not isinstance(dtype, str) or dtype not in SIZES:
-            raise wrong(f"{name!r} has the unknown dtype {dtype!r}")
+            raise wrong(f"{brief(name)} has the unknown dtype {brief(dtype)}")
         if not isinstance(shape, list) or len(shape) > 32 or not all(map(is_size, shape)):
-            raise wrong(f"{name!r} has the shape {shape!r}")
+            raise wrong(f"{brief(name)} has the shape {brief(shape)}")
         if not is_size(begin) or not is_size(end) or not begin <= end <= size - 8 - length:
-            raise wrong(f"{name!r} lies at {begin!r} to {end!r} of {size - 8 - length} bytes")
+            raise wrong(
+                f"{brief(name)} lies at {brief(begin)} to {brief(end)} of {size - 8 - length} bytes"
+            )
         if end - begin != math.prod(shape) * SIZES[dtype]:
-            raise wrong(f"{name!r} has {end - begin} bytes for shape {shape} of {dtype}")
+            raise wrong(
+                f"{brief(name)} has {end - begin} bytes for shape {brief(shape)} of {dtype}"
+            )
         found[name] = Entry(dtype, tuple(shape), 8 + length + begin, 8 + length + end)
     found = dict(sorted(found.items(), key=lambda item: (item[1].begin, item[1].end)))
     at, before = 8 + length, "the header"
     for name, entry in found.items():
         if entry.begin != at:
             how = "overlap" if entry.begin < at else "leave a gap between them"
-            raise wrong(f"{before} and {name!r} {how}")
-        at, before = entry.end, repr(name)
+            raise wrong(f"{before} and {brief(name)} {how}")
+        at, before = entry.end, brief(name)
     if at != size:
         raise wrong(f"{size - at} bytes after {before} belong to no tensor")
     return found
@@ -166,7 +182,7 @@ def read_json(text: bytes, what: str) -> Any:
         if len(found) < len(pairs):
             names = [name for name, _ in pairs]
             twice = next(name for name in names if names.count(name) > 1)
-            raise ValueError(f"the name {twice!r} stands in it twice")
+            raise ValueError(f"the name {brief(twice)} stands in it twice")
         return found
 
     try:

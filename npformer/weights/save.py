@@ -134,7 +134,7 @@ def changed_by(family: Family, cfg: TransformerConfig) -> list[str]:
         s = Settings({"model_type": family.model_type, **family.write(cfg)})
         fields = family.read(s)
         s.finish()
-        fields["pooler"] = cfg.pooler and family.kind == "encoder"
+        fields |= {field: getattr(cfg, field) for field in family.present.values()}
         theirs = meaning(TransformerConfig(**fields, kind=family.kind))
     except ValueError as error:
         return [str(error)]

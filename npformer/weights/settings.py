@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from fnmatch import fnmatchcase
 from typing import Any
+
+from .safetensors_file import brief
 
 HARMLESS = (
     # who wrote it, and how it is stored or run
@@ -76,42 +79,44 @@ class Settings:
         if value is not default and (
             isinstance(value, bool) or not isinstance(value, int) or value < 1
         ):
-            raise self.wrong(f"{name} must be a whole number from 1 on, but is {value!r}")
+            raise self.wrong(f"{name} must be a whole number from 1 on, but is {brief(value)}")
         return value
 
-    def number(self, name: str, default: Any = _MISSING) -> Any:
-        """Return a number as a float, or the default."""
+    def number(self, name: str, default: Any = _MISSING, *, positive: bool = False) -> Any:
+        """Return a finite number from 0 on (above 0 where ``positive``) as a float, or default."""
         value = self._present(name, default)
         if value is default:
             return value
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.wrong(f"{name} must be a number, but is {value!r}")
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not (0 < value < math.inf or (value == 0 and not positive)):
+            kind = "above 0" if positive else "from 0 on"
+            raise self.wrong(f"{name} must be a number {kind}, but is {brief(value)}")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
         """Return true or false."""
         value = self.get(name, default)
         if not isinstance(value, bool):
-            raise self.wrong(f"{name} must be true or false, but is {value!r}")
+            raise self.wrong(f"{name} must be true or false, but is {brief(value)}")
         return value
 
     def choice(self, name: str, table: dict[str, Any], default: str | None = None) -> Any:
         """Return what a table says about a setting."""
         value = self.get(name, default)
         if not isinstance(value, str) or value not in table:
-            raise self.wrong(f"{name} {value!r} is not supported, only {', '.join(table)}")
+            raise self.wrong(f"{name} {brief(value)} is not supported, only {', '.join(table)}")
         return table[value]
 
     def only(self, name: str, *allowed: Any) -> None:
         """Refuse a setting whose other values are not supported; absent or null is the first."""
         value = self.get(name, allowed[0])
         if value not in allowed or isinstance(value, bool) != isinstance(allowed[0], bool):
-            raise self.wrong(f"{name} {value!r} is not supported, only {allowed[0]!r}")
+            raise self.wrong(f"{name} {brief(value)} is not supported, only {allowed[0]!r}")
 
     def finish(self) -> None:
         """Refuse settings that are neither known nor turned off."""
         unknown = [
-            f"{name} = {value!r}"
+            f"{brief(name)} = {brief(value)}"
             for name, value in self.values.items()
             if name not in self._asked
             and value not in (None, False, "", [], {})

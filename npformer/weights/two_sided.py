@@ -80,6 +80,7 @@ BERT = Family(
     tied=(),
     # The heads of its tasks: what is loaded is the encoder.
     unused=("embeddings.position_ids", "cls.*", "classifier.*", "qa_outputs.*"),
+    present={"pooler.dense.weight": "pooler"},
     renamed=(("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")),
 )
 
@@ -112,7 +113,6 @@ def _read_seq2seq(s: Settings) -> dict[str, Any]:
         "activation": s.choice("activation_function", ACTIVATIONS, "gelu"),
         "eps": 1e-5,
         "placement": "post",
-        "head_bias": True,
         "embedding_scale": d**0.5 if s.flag("scale_embedding", False) else 1.0,
         "dropout": s.number("dropout", 0.1),
         "attention_dropout": s.number("attention_dropout", 0.0),
@@ -199,7 +199,7 @@ BART = Family(
     prefix="model.",
     tied=_TIED,
     unused=("encoder.version", "decoder.version"),
-    optional=("final_logits_bias",),
+    present={"final_logits_bias": "head_bias"},
 )
 
 MARIAN = Family(
@@ -212,5 +212,5 @@ MARIAN = Family(
     prefix="model.",
     tied=_TIED,
     unused=("encoder.embed_positions.weight", "decoder.embed_positions.weight"),
-    optional=("final_logits_bias",),
+    present={"final_logits_bias": "head_bias"},
 )
