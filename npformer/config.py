@@ -41,7 +41,10 @@ class TransformerConfig:
     sinusoidal_layout : {"interleaved", "half"}
         See `npformer.position.sinusoidal`.
     bias : bool
-        Of every linear map; ``qkv_bias``, ``out_bias`` and ``ffn_bias`` may differ.
+        Of every linear map.
+    qkv_bias, out_bias, ffn_bias : bool, optional
+        Of the queries' and keys' and values' maps, of the attention's output, and of the
+        feed-forward network, where it differs from ``bias``.
     tied : bool
         The output matrix is the embedding table.
     eps : float

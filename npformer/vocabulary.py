@@ -51,6 +51,10 @@ class FileVocabulary:
         ids = self.tokenizer.encode(text, add_special_tokens=False).ids
         return np.array(ids, np.int64)
 
+    def encode_whole(self, text: str) -> Array:
+        """Return the ids of a text with the marks of its start and end that the file asks for."""
+        return np.array(self.tokenizer.encode(text).ids, np.int64)
+
     def decode(self, ids: Any) -> str:
         ids = require_ids(ids, self.V, "token ids")
         text: str = self.tokenizer.decode(ids.tolist(), skip_special_tokens=False)

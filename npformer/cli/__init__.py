@@ -10,7 +10,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any, NoReturn
 
-VERBS = ("curves", "gradcheck", "account")
+VERBS = ("curves", "gradcheck", "account", "train", "generate")
 """In the order of ``npformer --help``: a new verb is a module with ``add(verbs)`` and a name."""
 
 _EXAMPLES = """\

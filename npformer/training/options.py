@@ -40,21 +40,29 @@ class TrainingConfig:
     lr : float, optional
         The highest learning rate, 0.001 unless given; for "noam" its factor, 1 unless given.
     lr_min : float
-        The last one, of "cosine" and "warmup-stable-decay".
-    warmup, decay : int
-        Steps of the linear warm-up, and of the decay of "warmup-stable-decay".
-    beta1, beta2, eps : float
-        Of Adam and AdamW.
+        The last learning rate, of "cosine" and "warmup-stable-decay".
+    warmup : int
+        Steps of the linear warm-up.
+    decay : int
+        Steps of the decay of "warmup-stable-decay".
+    beta1 : float
+        Of the mean gradient, in Adam and AdamW.
+    beta2 : float
+        Of the mean square, in Adam and AdamW.
+    adam_eps : float
+        What is added to the root of the mean square, in Adam and AdamW.
     momentum : float
         Of SGD.
     weight_decay : float
+        Of the kinds in ``decayed``.
     decayed : tuple of {"matrix", "embedding", "norm", "bias"}
-        What decays.
+        Kinds of parameters that decay.
     clip : float
         The largest norm of the gradient; 0 for any.
     label_smoothing : float
+        The share of the target that all of the vocabulary gets alike, in training only.
     seed : int
-        Of the order of the data and of dropout.
+        Of the order of the data, of dropout and, on the command line, of the first weights.
     evaluate_every : int
         Steps from one evaluation on the held-out part to the next; 0 for one at the end.
     evaluate_batches : int
@@ -79,7 +87,7 @@ class TrainingConfig:
     decay: int = 0
     beta1: float = 0.9
     beta2: float = 0.99
-    eps: float = 1e-8
+    adam_eps: float = 1e-8
     momentum: float = 0.9
     weight_decay: float = 0.1
     decayed: tuple[str, ...] = ("matrix", "embedding")
@@ -151,7 +159,7 @@ class TrainingConfig:
         options: dict[str, Any] = (
             {"momentum": self.momentum}
             if self.optimizer == "sgd"
-            else {"betas": (self.beta1, self.beta2), "eps": self.eps}
+            else {"betas": (self.beta1, self.beta2), "eps": self.adam_eps}
         )
         return OPTIMIZERS[self.optimizer](groups, self.make_schedule(d), **options)
 
