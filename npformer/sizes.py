@@ -35,6 +35,8 @@ class Part:
         How many layers have this part, 0 for parts outside the blocks.
     active : int
         How many of them one token uses: fewer than ``count`` only where it is sent to experts.
+    alike : bool
+        Whether all these layers have the same number.
     """
 
     group: str
@@ -43,6 +45,7 @@ class Part:
     count: int
     layers: int = 0
     active: int = -1
+    alike: bool = True
 
     def __post_init__(self) -> None:
         if self.active < 0:
@@ -51,7 +54,7 @@ class Part:
     @property
     def per_layer(self) -> int | None:
         """Numbers in one layer; None outside the blocks and where layers differ."""
-        return self.count // self.layers if self.layers and not self.count % self.layers else None
+        return self.count // self.layers if self.layers and self.alike else None
 
 
 def count_parameters(cfg: AnyConfig) -> int:
@@ -117,17 +120,18 @@ def _blocks(
     if cross:
         yield from _attention(cfg, L, side, "cross-attention")
     widths = [cfg.at("d_ff", layer) for layer in range(L)]
-    n = 3 if cfg.gated else 2
-    yield Part(
-        "feed-forward", f"{side}feed-forward matrices", f"{n} d d_ff", n * cfg.d * sum(widths), L
-    )
+    alike = len(set(widths)) == 1
+    n, total = 3 if cfg.gated else 2, sum(widths)
+    name = f"{side}feed-forward matrices"
+    yield Part("feed-forward", name, f"{n} d d_ff", n * cfg.d * total, L, alike=alike)
     if cfg.bias if cfg.ffn_bias is None else cfg.ffn_bias:
-        formula = "2 d_ff + d" if cfg.gated else "d_ff + d"
-        count = (n - 1) * sum(widths) + L * cfg.d
-        yield Part("feed-forward", f"{side}feed-forward biases", formula, count, L)
+        formula, count = "2 d_ff + d" if cfg.gated else "d_ff + d", (n - 1) * total + L * cfg.d
+        name = f"{side}feed-forward biases"
+        yield Part("feed-forward", name, formula, count, L, alike=alike)
     norms = [norms_of(cfg.at("placement", layer)) * (3 if cross else 2) for layer in range(L)]
-    formula, _ = _norm(cfg, norms[0])
-    yield Part("norm", f"{side}norms", formula, _norm(cfg, sum(norms))[1], L)
+    alike = len(set(norms)) == 1
+    formula = _norm(cfg, norms[0])[0] if alike else f"{_norm(cfg)[0]} a norm"
+    yield Part("norm", f"{side}norms", formula, _norm(cfg, sum(norms))[1], L, alike=alike)
 
 
 def norms_of(placement: str) -> int:

@@ -138,6 +138,19 @@ def test_the_chapters_example():
     assert round(1 - untied.non_embedding / untied.total, 3) == 0.366
 
 
+def test_layers_that_differ_have_no_number_of_one():
+    assert parameters(nf.preset("gpt2")).block == 7_087_872
+    for cfg, parts in [
+        (config(d_ff=(4, 6, 8)), {"feed-forward matrices", "feed-forward biases"}),
+        (config(d_ff=4, placement=("pre", "sandwich", "output")), {"norms"}),
+        (nf.preset("deepseek-v2"), set()),  # one layer of 60 has no experts
+        (nf.preset("transformer-base"), set()),  # two kinds of blocks
+    ]:
+        account = parameters(cfg)
+        assert {r.part for r in account.rows if r.layers and r.per_layer is None} == parts
+        assert account.block is None
+
+
 def test_the_ledger_of_llama_2_7b_done_right():
     account = parameters(nf.preset("llama-2-7b"))
     rows = {r.part: r for r in account.rows}
