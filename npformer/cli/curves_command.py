@@ -34,7 +34,7 @@ _EXAMPLES = """\
 examples:
   npformer curves --out curves
   npformer curves --out quick --quick
-  npformer curves --out mine --text novel.txt --depths 1,2,4,8 --seeds 20
+  npformer curves --out mine --text novel.txt --depths 6,8,10,12,14 --seeds 20
   npformer curves --out curves --lang zh
 """
 
@@ -60,8 +60,8 @@ def _shown(plan: Plan) -> str:
     return ",".join(map(str, plan.depths))
 
 
-FULL = Plan((2, 4, 8, 16, 32, 64), 8, 48, 20, {"d": 256}, {"d": 128, "H": 4, "d_ff": 512, "B": 4})
-QUICK = Plan((2, 4, 8, 16, 32), 5, 40, 5, {"d": 128}, {"d": 64, "H": 4, "d_ff": 256, "B": 2})
+FULL = Plan((1, 2, 4, 8, 16, 32), 10, 60, 20, {"d": 256}, {"d": 128, "H": 4, "d_ff": 512, "B": 4})
+QUICK = Plan((1, 2, 4, 8, 16, 32), 5, 40, 5, {"d": 128}, {"d": 64, "H": 4, "d_ff": 256, "B": 2})
 
 
 def add(verbs: Any) -> None:

@@ -55,7 +55,7 @@ TEXT: dict[str, dict[str, Any]] = {
             "pre_depth": "{setup}: last layer, depth {first} over depth {last} {values}",
             "post_depth": "{setup}: last layer, depth {last} over depth {first} {values}",
         },
-        "reproduces": {True: "shows", False: "DOES NOT REPRODUCE"},
+        "reproduces": {"yes": "shows", "no": "DOES NOT REPRODUCE", "slightly": "only slightly"},
         "between": ", ",
         "colon": ": ",
     },
@@ -97,7 +97,7 @@ TEXT: dict[str, dict[str, Any]] = {
             "pre_depth": "{setup}：最后一层，深度 {first} 与深度 {last} 之比 {values}",
             "post_depth": "{setup}：最后一层，深度 {last} 与深度 {first} 之比 {values}",
         },
-        "reproduces": {True: "可见", False: "不能复现"},
+        "reproduces": {"yes": "可见", "no": "不能复现", "slightly": "只略微可见"},
         "between": "，",
         "colon": "：",
     },
@@ -151,11 +151,11 @@ def _numbers(both: Sequence[ScaleCurves], text: dict[str, Any]) -> list[list[str
 
 def _finding(f: Finding, text: dict[str, Any]) -> list[str]:
     percent = f.quantity in ("constancy", "size", "stream")
-    form = "{:+.1%}" if percent else "{:+.3f}" if f.quantity == "slope" else "{:.3f}"
+    form = "{:+z.1%}" if percent else "{:+z.3f}" if f.quantity == "slope" else "{:.3f}"
     measured = form.format(f.measured)
     if f.error is not None:
         measured += f" ± {f.error:.3f}"
-    expected = "" if f.expected is None else "0" if percent else form.format(f.expected + 0.0)
+    expected = "" if f.expected is None else "0" if percent else form.format(f.expected)
     theorem = {None: "", -0.5: "-1/2"}.get(f.theorem)
     if theorem is None:
         theorem = f"{f.theorem:g}" if f.quantity != "growth" else f"sqrt(L)={f.theorem:.1f}"
@@ -189,6 +189,7 @@ def _claims(both: Sequence[ScaleCurves], said: Sequence[Claim], text: dict[str, 
                 last=curves.depths[-1],
                 values=text["between"].join(f"{c.parameter} {c.measured:.2f}" for c in here),
             )
-            verdict = text["reproduces"][any(c.reproduces for c in here)]
+            verdicts = dict.fromkeys(text["reproduces"][c.verdict] for c in here)
+            verdict = text["between"].join(verdicts)
             lines.append(f"    {shown}{text['colon']}{verdict}")
     return "\n".join(lines)

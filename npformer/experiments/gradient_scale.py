@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -56,7 +56,7 @@ class TheorySetup:
         return asdict(self)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TransformerSetup:
     """`npformer.DecoderLM` on windows of a text: several heads, biases, causal, Xavier's start.
 
@@ -98,7 +98,7 @@ class TransformerSetup:
         )
 
     def describe(self) -> dict[str, Any]:
-        return {k: v for k, v in asdict(self).items() if k != "ids"} | {
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "ids"} | {
             "init": "xavier",
             "tied": False,
             "bias": True,

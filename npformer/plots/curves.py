@@ -108,7 +108,7 @@ def overview(curves: ScaleCurves, lang: str = "en") -> Figure:
     for ax, title in zip(panels, text["overview_panels"], strict=True):
         ax.set_title(title.format(depth=L), loc="left")
     _legends(panels)
-    seeds = "/".join(map(str, dict.fromkeys(_seeds(curves))))
+    seeds = text["two_seeds"].format(*_seeds(curves))
     caption = text["overview_caption"].format(setup=_setup(curves, text, seeds))
     add_texts(figure, text["overview_title"][curves.setup.name], caption)
     return figure

@@ -7,6 +7,7 @@ from typing import Any
 TEXT: dict[str, dict[str, Any]] = {
     "en": {
         "between": " ",
+        "two_seeds": "{} (gradients), {} (activations)",
         "depth": "depth",
         "layer": "layer $l$, from the input to the output",
         "depth_axis": "depth $L$ (layers of the stack)",
@@ -24,9 +25,9 @@ TEXT: dict[str, dict[str, Any]] = {
         },
         "setup_caption": {
             "theory": "Set-up of the theory (Xiong et al., 2020, section 3.3): $d = {d}$, $B = "
-            "{B}$, $n = {n}$ tokens, {V} classes, random labels; {seeds} seeds.",
+            "{B}$, $n = {n}$ tokens, {V} classes, random labels; seeds: {seeds}.",
             "transformer": "Decoder: $d = {d}$, {H} heads, $d_{{ff}} = {d_ff}$, Xavier's start, "
-            "{B} windows of {n} characters; {seeds} seeds.",
+            "{B} windows of {n} characters; seeds: {seeds}.",
         },
         "gradient_title": {
             "theory": "Gradient norm by layer, in the set-up of the theory",
@@ -74,6 +75,7 @@ TEXT: dict[str, dict[str, Any]] = {
     },
     "zh": {
         "between": "",
+        "two_seeds": "{}（梯度）、{}（激活）",
         "depth": "深度",
         "layer": "层 $l$（从输入到输出）",
         "depth_axis": "深度 $L$（层数）",
@@ -91,9 +93,9 @@ TEXT: dict[str, dict[str, Any]] = {
         },
         "setup_caption": {
             "theory": "理论设定（Xiong 等，2020，3.3 节）：$d = {d}$，$B = {B}$，$n = {n}$ 个 "
-            "token，{V} 类，标签随机；{seeds} 个随机种子。",
+            "token，{V} 类，标签随机；随机种子数：{seeds}。",
             "transformer": "解码器：$d = {d}$，{H} 个头，$d_{{ff}} = {d_ff}$，Xavier 初始化，"
-            "各 {n} 个字符的 {B} 段；{seeds} 个随机种子。",
+            "各 {n} 个字符的 {B} 段；随机种子数：{seeds}。",
         },
         "gradient_title": {
             "theory": "各层梯度范数：理论设定",

@@ -136,10 +136,10 @@ def add_texts(figure: Figure, title: str, caption: str) -> None:
 
 
 def log_axis(ax: Axes, name: str, ticks: Sequence[float] | None = None) -> None:
-    """Make the x or y axis logarithmic, with plain numbers at 1, 2, 5, 10 or at ``ticks``."""
+    """Make the x or y axis logarithmic, with plain numbers at 1, 2, 3, 5, 10 or at ``ticks``."""
     ax.set(**{f"{name}scale": "log"})
     axis: Axis = ax.xaxis if name == "x" else ax.yaxis
-    axis.set_major_locator(FixedLocator(ticks) if ticks else LogLocator(subs=(1, 2, 5)))
+    axis.set_major_locator(FixedLocator(ticks) if ticks else LogLocator(subs=(1, 2, 3, 5)))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
     axis.set_minor_formatter(NullFormatter())
