@@ -14,8 +14,8 @@ from npformer.weights.settings import Settings
 
 
 def random_model(name, dtype=np.float64, seed=5):
-    """A family's model with order-one numbers everywhere, norms and biases included."""
-    settings = MODELS[name]
+    """A family's model, by its name or settings, with order-one numbers in every parameter."""
+    settings = MODELS[name] if isinstance(name, str) else name
     family = FAMILIES[settings["model_type"]]
     cfg = nf.TransformerConfig(**family.read(Settings(settings)), kind=family.kind)
     model = family.model(cfg, rng=0, dtype=dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import sys
 
 import numpy as np
 import pytest
@@ -162,6 +163,14 @@ def test_folders_without_a_model(tmp_path, gpt2):
     assert "does not exist" in refused(tmp_path / "x.gguf", FileNotFoundError)
     (gpt2[0] / "model.safetensors").unlink()
     assert "has no model.safetensors and no" in refused(gpt2[0], FileNotFoundError)
+
+
+def test_a_gguf_file_without_its_package(tmp_path, monkeypatch):
+    (tmp_path / "x.gguf").write_bytes(b"GGUF")
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    assert refused(tmp_path / "x.gguf", ImportError).endswith(
+        "needs the package gguf to be read: pip install 'npformer[models]'"
+    )
 
 
 def test_nothing_is_unpickled(gpt2):

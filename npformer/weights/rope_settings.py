@@ -63,7 +63,11 @@ def write_rope(cfg: TransformerConfig) -> dict[str, Any]:
     scaling.pop("max_position_embeddings", None)
     if kind == "dynamic":
         del scaling["original_max_position_embeddings"]
-    return {
+    found = {
         "rope_theta": theta,
         "rope_scaling": None if kind == "default" else {**scaling, "rope_type": kind},
     }
+    if kind == "longrope":  # transformers 4 looks for it here
+        name = "original_max_position_embeddings"
+        found[name] = scaling[name]
+    return found
