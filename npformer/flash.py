@@ -115,7 +115,8 @@ def flash_attention(
             for _, j in met([i], key_blocks, rules.sight):
                 S = scores(q[..., i, :], k[..., j, :], rules)
                 hide(S, i, j, rules.sight, *masks)
-                before, m = m, np.maximum(m, np.max(S, axis=-1, keepdims=True))
+                highest = np.max(S, axis=-1, keepdims=True, initial=-np.inf)
+                before, m = m, np.maximum(m, highest)
                 shift = np.where(np.isneginf(m.real), 0, m)
                 alpha = np.exp(before - shift)
                 S -= shift
