@@ -239,7 +239,7 @@ def gradient_norms(model: Any, sample: Sample) -> Array:
     _, saved = model.loss(sample.inputs, sample.targets)
     model.loss_backward(1.0, saved)
     matrices = [(b.ffn.W1.W, b.ffn.W2.W) for b in model.stack.blocks]
-    return np.array([[np.linalg.norm(p.grad) for p in pair] for pair in matrices])
+    return np.array([[np.linalg.norm(p.grad) for p in pair] for pair in matrices], float)
 
 
 def with_placement(model: Any, placement: str) -> Any:
