@@ -241,6 +241,16 @@ def test_a_choice_at_the_edges_of_the_numbers():
             Sampling().choose(np.array(bad), [], generator)
 
 
+@pytest.mark.parametrize(("u", "token"), [(0.0, 1), (0.4999, 1), (0.5, 3), (np.nextafter(1, 0), 3)])
+def test_a_token_without_probability_is_never_drawn(u, token):
+    class Fixed:
+        def random(self):
+            return u
+
+    z = np.array([-np.inf, 0.0, -np.inf, 0.0, -np.inf])
+    assert Sampling().choose(z, [], Fixed()) == token
+
+
 def test_repetition_penalty_lowers_logits_of_either_sign_once():
     z = np.array([2.0, -2.0, 0.5, 0.0])
     exact(penalised(z, np.array([0, 1, 1, 3]), 2.0), [1.0, -4.0, 0.5, 0.0])

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ..arrays import Array
-from .style import POST, PRE, THEORY, add_texts, log_axis, new_figure
+from .style import DASHES, POST, PRE, THEORY, add_texts, log_axis, new_figure
 
 TEXT: dict[str, dict[str, Any]] = {
     "en": {
@@ -22,11 +22,11 @@ TEXT: dict[str, dict[str, Any]] = {
         "held_out": "held out: {last:.3f} at the end",
         "uniform": "all tokens alike",
         "clip": "clipped above {clip:g}",
-        "lr": "learning rate, on its own scale",
+        "lr": "learning rate",
         "caption": "Left: mean cross-entropy of each step's batch, before the step, and on text "
-        "that was not trained on; below the dashed line the model knows more than the size of its "
-        "vocabulary. Right: L2 norm of the whole gradient before clipping, and the learning rate, "
-        "from 0 to its highest. Data: steps.csv, held_out.csv.",
+        "that was not trained on; below the dotted line the model knows more than the size of its "
+        "vocabulary. Middle: L2 norm of the whole gradient before clipping. Data: steps.csv, "
+        "held_out.csv.",
     },
     "zh": {
         "title": "训练过程",
@@ -38,10 +38,10 @@ TEXT: dict[str, dict[str, Any]] = {
         "held_out": "留出数据，最终为 {last:.3f}",
         "uniform": "所有 token 等概率",
         "clip": "超过 {clip:g} 则裁剪",
-        "lr": "学习率（刻度另计）",
+        "lr": "学习率",
         "caption": "左：每步更新之前，该批数据的平均交叉熵，以及在未参与训练的文本上的交叉熵；"
-        "低于虚线，说明模型学到的不只是词表大小。右：裁剪前全部梯度的 L2 范数，"
-        "以及从 0 到最大值的学习率。数据：steps.csv、held_out.csv。",
+        "低于点线，说明模型学到的不只是词表大小。中：裁剪前全部梯度的 L2 范数。"
+        "数据：steps.csv、held_out.csv。",
     },
 }
 
@@ -74,33 +74,30 @@ def training_curves(
     table = np.array([row[:4] for row in steps], float).reshape(-1, 4)
     t, loss, norm, lr = table.T
     window = max(1, len(t) // 50)
-    figure = new_figure(10, 5)
-    left, right = figure.subplots(1, 2)
-    for ax, y in ((left, loss), (right, norm)):
-        ax.plot(t, y, color=PRE, alpha=0.3, lw=0.8, label=text["each"])
+    figure = new_figure(12, 5.6)
+    left, middle, right = figure.subplots(1, 3, width_ratios=(5, 5, 4))
+    for ax, y in ((left, loss), (middle, norm)):
+        ax.plot(t, y, ".", color=PRE, alpha=0.35, ms=2.5, label=text["each"])
         if window > 1:
             label = text["mean"].format(window=window)
             ax.plot(t[window - 1 :], running_mean(y, window), color=PRE, label=label)
-        ax.set_xlabel(text["step"])
+    right.plot(t, lr, color=PRE)
     if len(held_out):
         places = np.array([row[:2] for row in held_out], float)
         label = text["held_out"].format(last=places[-1, 1])
         left.plot(*places.T, "D--", color=POST, label=label)
     if V is not None:
-        left.axhline(np.log(V), color=THEORY, ls=(0, (5, 2)), lw=1, label=text["uniform"])
-    left.set_ylabel(text["loss"])
-    log_axis(right, "y")
-    right.set_ylabel(text["norm"])
+        left.axhline(np.log(V), color=THEORY, ls=DASHES[3], lw=1.4, label=text["uniform"])
+    log_axis(middle, "y")
     if clip:
-        right.axhline(clip, color=THEORY, lw=1, label=text["clip"].format(clip=clip))
-    rate = right.twinx()
-    rate.plot(t, lr, color="0.35", ls=":", lw=1.4)
-    right.plot([], [], color="0.35", ls=":", lw=1.4, label=text["lr"])
-    rate.set(ylim=(0, 1.05 * max(lr.max(initial=0), 1e-30)), yticks=[])
-    rate.grid(visible=False)
-    rate.spines["right"].set_visible(False)
-    left.legend(loc="upper right", bbox_to_anchor=(1, 0.94))
-    right.legend(loc="upper right")
+        middle.axhline(
+            clip, color=THEORY, ls=DASHES[2], lw=1.4, label=text["clip"].format(clip=clip)
+        )
+    right.set_ylim(0, 1.05 * max(lr.max(initial=0), 1e-30))
+    for ax, name in ((left, "loss"), (middle, "norm"), (right, "lr")):
+        ax.set(xlabel=text["step"], ylabel=text[name])
+    for ax in (left, middle):
+        ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=1)
     add_texts(figure, text["title"], text["caption"])
     return figure
 
