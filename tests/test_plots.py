@@ -16,7 +16,7 @@ from scales import theory_curves, transformer_curves
 
 from npformer import plots
 from npformer.plots import style
-from npformer.plots.training import training_curves
+from npformer.plots.training import norms_by_layer, training_curves
 
 CHINESE = style.chinese_font()
 LANGUAGES = [
@@ -25,10 +25,18 @@ LANGUAGES = [
 ]
 DEEP = (1, 2, 5, 16, 40)
 STEPS = [(t, 4 / t**0.2 + 0.1 * (t % 3), 2 + t % 5, 0.004 / t, 9, 9.0, 1.0) for t in range(1, 301)]
+NORMS = [
+    (t, f"{part}.{name}", 3.0 + t / 50, 2.0 / t)
+    for t in range(10, 200, 10)
+    for part in ("encoder.stack.blocks.0", "stack.blocks.0", "stack.blocks.1", "embedding")
+    for name in ("W", "b")
+]
 FIGURES: dict[str, Callable[[str], Figure]] = {
     "training": lambda lang: training_curves(
         STEPS, [(100, 2.0, 1.0), (300, 1.5, 3.0)], V=103, clip=3.0, lang=lang
     ),
+    "norms": lambda lang: norms_by_layer(NORMS, lang),
+    "norms, once": lambda lang: norms_by_layer(NORMS[:1], lang),
     "training, one step": lambda lang: training_curves(STEPS[:1], lang=lang),
     "gradient, theory": lambda lang: plots.gradient_by_layer(theory_curves(DEEP), lang),
     "gradient, text": lambda lang: plots.gradient_by_layer(transformer_curves(DEEP), lang, "W1"),

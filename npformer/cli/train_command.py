@@ -300,21 +300,20 @@ def finished(
 def draw(
     model: Any, config: TrainingConfig, result: TrainingResult, home: Path, lang: str
 ) -> list[Path]:
-    """Write the figure."""
+    """Write the figures."""
     from ..plots.style import language, save_figure
-    from ..plots.training import training_curves
+    from ..plots.training import norms_by_layer, training_curves
 
+    rows = result.rows
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         with language(lang) as shown:
             figure = training_curves(
-                result.rows["steps"],
-                result.rows["held_out"],
-                V=model.cfg.V,
-                clip=config.clip,
-                lang=shown,
+                rows["steps"], rows["held_out"], V=model.cfg.V, clip=config.clip, lang=shown
             )
             paths = save_figure(figure, home / "training")
+            if rows["norms"]:
+                paths += save_figure(norms_by_layer(rows["norms"], shown), home / "norms")
     for message in dict.fromkeys(str(w.message) for w in caught):
         print(f"npformer: {message}", file=sys.stderr)
     return paths

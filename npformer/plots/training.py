@@ -1,7 +1,8 @@
-"""How a run went: the figure of ``npformer train``."""
+"""How a run went: the figures of ``npformer train``."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ..arrays import Array
-from .style import DASHES, POST, PRE, THEORY, add_texts, log_axis, new_figure
+from .style import DASHES, POST, PRE, THEORY, add_texts, depth_styles, log_axis, new_figure
 
 TEXT: dict[str, dict[str, Any]] = {
     "en": {
@@ -23,6 +24,13 @@ TEXT: dict[str, dict[str, Any]] = {
         "uniform": "all tokens alike",
         "clip": "clipped above {clip:g}",
         "lr": "learning rate",
+        "norms_title": "Norms by layer",
+        "grad_norm": "norm of the gradient",
+        "value_norm": "norm of the parameters",
+        "part": {"encoder": "encoder {layer}", "decoder": "layer {layer}", "rest": "the rest"},
+        "norms_caption": "L2 norm of all gradients (left, before clipping) and of all parameters "
+        "(right, before the step) of each block, and of what is in no block: embeddings, last norm "
+        "and output. Data: norms.csv.",
         "caption": "Left: mean cross-entropy of each step's batch, before the step, and on text "
         "that was not trained on; below the dotted line the model knows more than the size of its "
         "vocabulary. Middle: L2 norm of the whole gradient before clipping. Data: steps.csv, "
@@ -39,6 +47,12 @@ TEXT: dict[str, dict[str, Any]] = {
         "uniform": "所有 token 等概率",
         "clip": "超过 {clip:g} 则裁剪",
         "lr": "学习率",
+        "norms_title": "各层范数",
+        "grad_norm": "梯度范数",
+        "value_norm": "参数范数",
+        "part": {"encoder": "编码器 {layer}", "decoder": "第 {layer} 层", "rest": "其余"},
+        "norms_caption": "每个块的全部梯度（左，裁剪前）与全部参数（右，更新前）的 L2 范数；“其余”"
+        "为块外的部分：嵌入、最后的归一化与输出层。数据：norms.csv。",
         "caption": "左：每步更新之前，该批数据的平均交叉熵，以及在未参与训练的文本上的交叉熵；"
         "低于点线，说明模型学到的不只是词表大小。中：裁剪前全部梯度的 L2 范数。"
         "数据：steps.csv、held_out.csv。",
@@ -100,6 +114,52 @@ def training_curves(
         ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=1)
     add_texts(figure, text["title"], text["caption"])
     return figure
+
+
+def norms_by_layer(rows: Sequence[Sequence[Any]], lang: str = "en") -> Figure:
+    """Draw the norms of each layer's gradients and parameters over the steps.
+
+    Parameters
+    ----------
+    rows : rows of the table of this name
+        See `npformer.training.log`: step, name of a tensor, norm of its values, of its gradient.
+    lang : {"en", "zh"}
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+    """
+    text = TEXT[lang]
+    steps = sorted({row[0] for row in rows})
+    squares: dict[tuple[str, int], Array] = {}
+    for step, name, value, grad in rows:
+        sums = squares.setdefault(part_of(name), np.zeros((2, len(steps))))
+        sums[:, steps.index(step)] += (grad**2, value**2)
+    figure = new_figure(11, 5.2)
+    panels = figure.subplots(1, 2)
+    styles = depth_styles(len(squares))
+    for (part, sums), style in zip(sorted(squares.items()), styles, strict=True):
+        label = text["part"][part[0]].format(layer=part[1])
+        for ax, y in zip(panels, np.sqrt(sums), strict=True):
+            ax.plot(steps, y, label=label, markevery=max(1, len(steps) // 8), **style)
+    for ax, name in zip(panels, ("grad_norm", "value_norm"), strict=True):
+        log_axis(ax, "y")
+        ax.set(xlabel=text["step"], ylabel=text[name])
+    panels[1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    add_texts(figure, text["norms_title"], text["norms_caption"])
+    return figure
+
+
+def part_of(name: str) -> tuple[str, int]:
+    """Return where a tensor belongs: ("encoder" or "decoder", layer from 1 on), or ("rest", 0).
+
+    >>> part_of("stack.blocks.3.attn.Wq.W"), part_of("embedding.tokens.E")
+    (('decoder', 4), ('rest', 0))
+    """
+    found = re.match(r"(encoder\.)?stack\.blocks\.(\d+)\.", name)
+    if not found:
+        return "rest", 0
+    return "encoder" if found[1] else "decoder", int(found[2]) + 1
 
 
 def running_mean(y: Array, window: int) -> Array:
