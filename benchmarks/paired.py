@@ -16,6 +16,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 RESULTS = Path(__file__).with_name("results.csv")
@@ -78,9 +79,9 @@ def versions() -> str:
 
     import numpy as np
 
-    names = ["torch", "transformers", "safetensors", "autograd"]
+    names = ["torch", "transformers", "safetensors", "autograd", "pydynet", "glassllm"]
     found = [f"python {platform.python_version()}", f"numpy {np.__version__}"]
-    found += [f"{n} {sys.modules[n].__version__}" for n in names if n in sys.modules]
+    found += [f"{n} {metadata.version(n)}" for n in names if n in sys.modules]
     return ", ".join(found)
 
 

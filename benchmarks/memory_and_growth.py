@@ -1,0 +1,113 @@
+"""Peak memory of a training step against PyTorch's, and how cost grows with length and batch.
+
+    python benchmarks/memory_and_growth.py
+
+Peak memory is the largest resident size of a process of its own that does one step, minus what it
+had before the step, parameters and libraries included.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+import tracemalloc
+
+import numpy as np
+
+import npformer as nf
+from npformer import functional as F
+
+STEP = """
+import resource, sys, numpy as np
+side, name = sys.argv[1:]
+sys.path.insert(0, "benchmarks")
+from training_step import SIZES, Model, configuration
+import torch, npformer as nf
+B, T, d, H, L, V = SIZES[name]
+ids, targets = np.random.default_rng(1).integers(0, V, (2, B, T))
+if side == "npformer":
+    model = nf.DecoderLM(configuration(*SIZES[name], False), rng=0)
+else:
+    model = Model(V, T, d, H, L, False)
+    ids, targets = torch.tensor(ids), torch.tensor(targets)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for _ in range(2):
+    if side == "npformer":
+        model.zero_grad()
+        _, saved = model.loss(ids, targets)
+        model.loss_backward(1.0, saved)
+        del saved
+    else:
+        model.zero_grad()
+        model(ids, targets).backward()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def peak(side: str, name: str) -> float:
+    """MB that two steps add to the process."""
+    out = subprocess.check_output([sys.executable, "-c", STEP, side, name], text=True)
+    return int(out) / 1024
+
+
+def exponent(x: list[int], y: list[float]) -> float:
+    """Slope of log y against log x."""
+    return float(np.polyfit(np.log(x), np.log(y), 1)[0])
+
+
+def blocked_memory(T: int) -> float:
+    rng = np.random.default_rng(0)
+    q, k, v, dy = (rng.standard_normal((1, 2, T, 64)).astype(np.float32) for _ in range(4))
+    tracemalloc.start()
+    _, saved = F.flash_attention(q, k, v, causal=True)
+    F.flash_attention_backward(dy, saved)
+    _, top = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return float(top)
+
+
+def step_time(B: int) -> float:
+    model = nf.DecoderLM(nf.TransformerConfig(V=1024, d=256, L=2, H=8, T_max=128), rng=0)
+    ids, targets = np.random.default_rng(1).integers(0, 1024, (2, B, 128))
+    times = []
+    for _ in range(6):
+        start = time.perf_counter()
+        _, saved = model.loss(ids, targets)
+        model.loss_backward(1.0, saved)
+        times.append(time.perf_counter() - start)
+    return float(np.median(times[1:]))
+
+
+def decode_time(t: int) -> float:
+    model = nf.DecoderLM(nf.TransformerConfig(V=100, d=256, L=2, H=8, T_max=9000), rng=0)
+    cache = nf.KVCache(model.cfg, 4, t + 40)
+    model(np.zeros((4, t), int), cache=cache)
+    times = []
+    for _ in range(30):
+        start = time.perf_counter()
+        model(np.zeros((4, 1), int), cache=cache)
+        times.append(time.perf_counter() - start)
+    return float(np.median(times))
+
+
+def main() -> None:
+    for name in ("small", "medium", "large"):
+        ours, theirs = peak("npformer", name), peak("torch", name)
+        print(f"peak memory of a step, {name}: {ours:.0f} MB, torch {theirs:.0f} MB, "
+              f"ratio {ours / theirs:.2f}")  # fmt: skip
+    lengths = [1024, 2048, 4096, 8192]
+    memory = [blocked_memory(T) for T in lengths]
+    print(f"memory of blocked attention grows as T^{exponent(lengths, memory):.2f} "
+          f"(T = {lengths}, {[f'{m / 2**20:.1f} MB' for m in memory]})")  # fmt: skip
+    batches = [4, 8, 16, 32]
+    times = [step_time(B) for B in batches]
+    print(f"a training step grows as B^{exponent(batches, times):.2f} (B = {batches})")
+    lengths = [1000, 2000, 4000, 8000]
+    times = [decode_time(t) for t in lengths]
+    print(f"a decoding step grows as t^{exponent(lengths, times):.2f} (t = {lengths}; its constant "
+          f"part is the weights)")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
