@@ -48,3 +48,17 @@ def tensors_of(folder):
     """The tensors of a folder's one file, by name, in memory."""
     file = SafetensorsFile(folder / "model.safetensors")
     return {name: file[name].copy() for name in file.entries}
+
+
+def read(settings, ignore=()):
+    """The configuration that a file's settings stand for."""
+    s = Settings(settings, ignore)
+    family = FAMILIES[settings["model_type"]]
+    fields = family.read(s)
+    s.finish()
+    return nf.TransformerConfig(**fields, kind=family.kind)
+
+
+def change(name, **settings):
+    """The settings of a model with some others."""
+    return MODELS[name] | settings

@@ -7,9 +7,8 @@ import os
 
 import numpy as np
 import pytest
-from cases import case
 from hugging_face import MODELS, run, texts
-from saved import random_model, rewrite, same, tensors_of
+from saved import random_model, same, tensors_of
 
 import npformer as nf
 from npformer.weights import save
@@ -110,23 +109,29 @@ def test_a_loaded_model_is_its_own(tmp_path):
     assert same(model, other)
 
 
-def test_a_model_of_ours_in_a_familys_form(tmp_path):
+@pytest.mark.parametrize(
+    ("options", "family"), [({"qkv_bias": True}, "qwen2"), ({"qk_norm": "head"}, "qwen3")]
+)
+def test_a_model_of_ours_in_a_familys_form(tmp_path, options, family):
     """Modern settings by hand, interleaved pairs: stored in halves, the same function."""
     cfg = nf.TransformerConfig(
         V=23, d=18, L=2, H=6, H_kv=2, d_h=10, d_ff=13, T_max=19, positions="rope", norm="rmsnorm",
-        gated=True, activation="silu", bias=False, qkv_bias=True, tied=False,
+        gated=True, activation="silu", bias=False, tied=False, **options,
     )  # fmt: skip
     model = nf.DecoderLM(cfg, rng=1, dtype=np.float64)
+    for i, p in enumerate(model.parameters()):
+        p.value += np.random.default_rng(i).standard_normal(p.value.shape)
     nf.save_pretrained(model, tmp_path / "m", settings={"eos_token_id": 2})
     config = json.loads((tmp_path / "m" / "config.json").read_text())
-    assert config["model_type"] == "qwen2"
+    assert config["model_type"] == family
     assert config["eos_token_id"] == 2
     again = nf.load_pretrained(tmp_path / "m", np.float64)
     ids = np.arange(14).reshape(2, 7)
     assert again.cfg.rope_layout == "half"
-    np.testing.assert_allclose(again(ids), model(ids), rtol=0, atol=1e-14)
+    size = np.abs(model(ids)).max()
+    np.testing.assert_allclose(again(ids), model(ids), rtol=0, atol=1e-13 * size)
     moved = again.stack.blocks[0].attn.Wq.W.value - model.stack.blocks[0].attn.Wq.W.value
-    assert np.abs(moved).max() > 0.05
+    assert np.abs(moved).max() > 1
 
 
 def test_an_encoder_with_and_without_a_pooler(tmp_path):
@@ -274,45 +279,3 @@ def test_an_old_models_other_files_do_not_stay_in_the_way(tmp_path):
         "model.safetensors",
         "tokenizer.json",
     ]
-
-
-# --------------------------------------------------------------------------------------- cases
-
-
-def test_gpt2s_square_matrix_is_not_transposed(gpt2):
-    c = case("P01")
-    folder, _ = gpt2
-    cfg = nf.TransformerConfig(V=3, d=2, L=1, H=1, T_max=5)
-    nf.save_pretrained(nf.DecoderLM(cfg, rng=0, dtype=np.float64), folder)
-    tensors = tensors_of(folder)
-    tensors["transformer.h.0.attn.c_proj.weight"] = c["input"]["file_weight"].astype(float)
-    tensors["transformer.h.0.attn.c_proj.bias"] = c["input"]["bias"].astype(float)
-    rewrite(folder, tensors)
-    y = nf.load_pretrained(folder, np.float64).stack.blocks[0].attn.Wo(c["input"]["x"])
-    np.testing.assert_array_equal(y, c["right"]["out"])
-    assert not np.array_equal(y, c["wrong"]["out"])
-    joined = tensors["transformer.h.0.attn.c_attn.weight"]
-    attn = nf.load_pretrained(folder, np.float64).stack.blocks[0].attn
-    for i, W in enumerate((attn.Wq, attn.Wk, attn.Wv)):
-        np.testing.assert_array_equal(W.W.value, joined[:, 2 * i : 2 * i + 2])
-
-
-def test_gemmas_gains_in_a_file_are_one_less(tmp_path):
-    c = case("N07")
-    settings = MODELS["gemma2"] | {"hidden_size": 2, "num_attention_heads": 2, "rms_norm_eps": 1e-6}
-    family = FAMILIES["gemma2"]
-    cfg = nf.TransformerConfig(**family.read(Settings(settings)))
-    model = nf.DecoderLM(cfg, rng=0, dtype=np.float64)
-    for gamma, right in ((c["input"]["gamma"], "out"), (c["input"]["gamma2"], "out2")):
-        for name, p in model.named_parameters():
-            if name.endswith("gamma"):
-                p.value[...] = gamma
-        nf.save_pretrained(model, tmp_path / "m")
-        entries = SafetensorsFile(tmp_path / "m" / "model.safetensors")
-        norms = [n for n in entries.entries if "norm" in n]
-        assert len(norms) == 4 * cfg.L + 1
-        again = nf.load_pretrained(tmp_path / "m", np.float64)
-        for name in norms:
-            np.testing.assert_array_equal(entries[name], gamma)
-        y = again.stack.final_norm(c["input"]["x"][None])
-        np.testing.assert_allclose(y[0], c["right"][right], rtol=0, atol=1e-14)

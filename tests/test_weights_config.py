@@ -5,31 +5,15 @@ from __future__ import annotations
 import json
 import math
 
-import numpy as np
 import pytest
-from cases import case
 from hugging_face import MODELS, ROTARY
+from saved import change, read
 
 import npformer as nf
-from npformer.weights.family import file_shape, meaning
+from npformer.weights.family import meaning
 from npformer.weights.load import FAMILIES
 from npformer.weights.save import changed_by, choose
 from npformer.weights.settings import Settings
-
-
-def read(settings, ignore=()):
-    """The configuration that a file's settings stand for."""
-    s = Settings(settings, ignore)
-    family = FAMILIES[settings["model_type"]]
-    fields = family.read(s)
-    s.finish()
-    return nf.TransformerConfig(**fields, kind=family.kind)
-
-
-def change(name, **settings):
-    """The settings of a model with some others."""
-    return MODELS[name] | settings
-
 
 # ------------------------------------------------------------------------------- both directions
 
@@ -123,96 +107,13 @@ def test_settings_that_are_absent_are_not_settings_that_are_null():
     assert (read(null).softcap, read(null).logit_softcap) == (None, None)
 
 
-# --------------------------------------------------------------------------------------- cases
-
-
-def test_the_head_width_is_the_configurations():
-    c = case("P03")
-    given = c["input"]["config"]
-    settings = change(
-        "qwen3",
-        hidden_size=given["hidden_size"],
-        num_attention_heads=given["heads"],
-        num_key_value_heads=given["kv_heads"],
-        head_dim=given["head_dim"],
-    )
-    cfg = read(settings)
-    model = nf.DecoderLM(cfg, rng=0)
-    family = FAMILIES["qwen3"]
-    shapes = {name: p.value.shape for name, p in model.named_parameters()}
-    found = {f"model.{slot.file}": file_shape(slot, shapes) for slot in family.slots(shapes)}
-    for name, shape in c["right"]["shapes"].items():
-        assert found[name] == tuple(shape), name
-    assert meaning(cfg)["scale"] == pytest.approx(c["right"]["scale"], rel=1e-15)
-    assert meaning(cfg)["scale"] != pytest.approx(c["wrong"]["scale"], rel=1e-2)
-    for none in ({"head_dim": None}, {"hidden_size": 20}):
-        known = {k: v for k, v in settings.items() if k != "head_dim"}
-        cfg = read(known | {"model_type": "llama", "hidden_size": 20} | none)
-        assert cfg.d_h == 20 // given["heads"]
-    big = c["right"]["qwen3_4b"]
-    cfg = nf.preset("qwen3-4b")
-    assert (cfg.d, cfg.H, cfg.H_kv, cfg.d_h) == (
-        *(big[k] for k in ("hidden", "heads", "kv", "head_dim")),
-    )
-
-
-@pytest.mark.parametrize(
-    ("name", "key", "value", "right"),
-    [
-        ("bert", "layer_norm_eps", 1e-12, "bert_eps_1e-12"),
-        ("gpt2", "layer_norm_epsilon", 1e-5, "gpt2_eps_1e-5"),
-        ("llama", "rms_norm_eps", 1e-6, "llama_eps_1e-6"),
-        ("mistral", "rms_norm_eps", 1e-6, "llama_eps_1e-6"),
-        ("qwen2", "rms_norm_eps", 1e-6, "llama_eps_1e-6"),
-        ("qwen3", "rms_norm_eps", 1e-6, "llama_eps_1e-6"),
-        ("gemma2", "rms_norm_eps", 1e-6, "llama_eps_1e-6"),
-    ],
-)
-def test_eps_is_the_configurations_in_every_norm(name, key, value, right):
-    c = case("P07")
-    x, y = c["input"]["x"], c["right"][right]
-    for given in ({key: value}, {}):  # and the default, where it is absent
-        settings = {k: v for k, v in MODELS[name].items() if k != key}
-        cfg = read(settings | given)
-        model = FAMILIES[MODELS[name]["model_type"]].model(cfg, rng=0, dtype=np.float64)
-        norms = [m for _, m in model.named_modules() if hasattr(m, "eps")]
-        assert len(norms) >= 2 * cfg.L
-        assert {norm.eps for norm in norms} == {value}
-    short = type(norms[0])(2, norms[0].eps, np.float64)
-    np.testing.assert_allclose(short(x[None])[0], y, rtol=0, atol=1e-12)
-
-
-def test_which_gelu():
-    c = case("P08")
-    assert read(MODELS["bert"] | {"hidden_act": "gelu"}).activation == "gelu"
-    assert read(MODELS["gpt2"]).activation == "gelu_tanh"
-    for name in ("gelu_pytorch_tanh", "gelu_new"):
-        assert read(change("gemma2", hidden_activation=name)).activation == "gelu_tanh"
-    for name in ("llama", "mistral", "qwen2", "qwen3"):
-        assert read(MODELS[name]).activation == "silu"
-    old = read(change("gemma2", hidden_act="gelu"))  # what it said before "hidden_activation"
-    assert old.activation == "gelu_tanh"
-    for name, right in (("gelu", c["right"]["erf"]), ("gelu_tanh", c["right"]["tanh"])):
-        y = nf.Activation(name)(c["input"]["x"])
-        np.testing.assert_allclose(y, right, rtol=0, atol=1e-14)
-
-
-def test_gemmas_scales():
-    c = case("P09")
-    for name, given in c["input"]["query_scale"].items():
-        cfg = read(change("gemma2", **given))
-        assert cfg.scale == pytest.approx(c["right"]["query_scale"][name], rel=1e-15)
-    assert cfg.scale != pytest.approx(c["wrong"]["query_scale_27b"], rel=1e-2)
-    for hidden, scale in c["right"]["embed_scale"].items():
-        cfg = read(change("gemma2", hidden_size=int(hidden)))
-        assert cfg.embedding_scale == pytest.approx(scale["exact"], rel=1e-12)
-    sizes = dict(hidden_size=c["input"]["hidden"], vocab_size=1, final_logit_softcapping=None)
-    model = nf.DecoderLM(read(change("gemma2", **sizes)), rng=0, dtype=np.float64)
-    model.embedding.tokens.E.value[...] = c["input"]["E"]
-    x, _ = model.embedding.forward(np.zeros((1, 1), int), np.zeros(1, int))
-    np.testing.assert_array_equal(x[0, 0], c["right"]["token0_input"])
-    logit = model.head(np.ones((1, 1, 4))).item()
-    assert logit == c["right"]["logit_of_h_1111"] != c["wrong"]["logit_if_table_scaled"]
+def test_tensors_that_are_stored_as_one_have_the_order_of_the_table():
+    model = nf.DecoderLM(read(MODELS["gpt2"]), rng=0)
+    names = list(model.state_dict())
+    first, again = (FAMILIES["gpt2"].slots(n) for n in (names, reversed(names)))
+    assert sorted(first) == sorted(again)
+    joined = [slot.ours for slot in first if slot.file == "h.1.attn.c_attn.weight"]
+    assert joined == [tuple(f"stack.blocks.1.attn.W{x}.W" for x in "qkv")]
 
 
 # ------------------------------------------------------------------------------------- refusals

@@ -121,9 +121,8 @@ def open_gguf(
     }
     if kind == "qwen2":
         del values["attention_bias"]  # it always has these
-    own = {
-        name.removeprefix(f"{kind}."): v for name, v in fields.items() if name[: len(kind)] == kind
-    }
+    mine = f"{kind}."
+    own = {n.removeprefix(mine): value for n, value in fields.items() if n.startswith(mine)}
     rotated = own.pop("rope.dimension_count", None)
     scaling = own.pop("rope.scaling.type", "none")
     factor = own.pop("rope.scaling.factor", None)

@@ -206,6 +206,7 @@ def build(settings: Settings, tensors: Tensors, dtype: np.dtype[Any], **changed:
     fields = family.read(settings) | changed
     names = _their_names(family, tensors)
     fields |= {field: tensor in names for tensor, field in family.present.items()}
+    fields["name"] = fields.get("name") or Path(tensors.where).name
     settings.finish()
     try:
         cfg = TransformerConfig(**fields, kind=family.kind)

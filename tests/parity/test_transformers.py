@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hugging_face import MODELS, cotangent, run, texts
+from saved import random_model
 
 import npformer as nf
 from npformer.weights.load import FAMILIES
@@ -98,3 +99,45 @@ def test_an_interleaved_model_of_ours_is_the_same_there(tmp_path):
     again = nf.load_pretrained(tmp_path / "ours", np.float64)
     assert again.cfg.rope_layout == "half"
     np.testing.assert_allclose(again(text["ids"]), y, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "qwen3"])
+def test_training_goes_on_there_and_comes_back(name, tmp_path):
+    """Two steps here and two there are four steps here."""
+    text = texts(MODELS[name], seed=11)
+    ids, targets = text["ids"][:, :-1], text["ids"][:, 1:]
+
+    def train(model, steps):
+        optimizer = nf.optim.SGD(model, lr=0.01, momentum=0.0)
+        for _ in range(steps):
+            _, saved = model.loss(ids, targets)
+            model.zero_grad()
+            model.loss_backward(1.0, saved)
+            optimizer.step()
+        return model
+
+    start = random_model(name)
+    here = train(start.astype(np.float64), 4)
+    nf.save_pretrained(train(start.astype(np.float64), 2), tmp_path / "half way")
+    with true_float64():
+        there = transformers.AutoModelForCausalLM.from_pretrained(
+            tmp_path / "half way", dtype=torch.float64, attn_implementation="eager"
+        )
+        optimizer = torch.optim.SGD(there.parameters(), lr=0.01)
+        for _ in range(2):
+            z = there(torch.from_numpy(ids)).logits
+            loss = torch.nn.functional.cross_entropy(
+                z.reshape(-1, z.shape[-1]), torch.from_numpy(targets.reshape(-1).copy())
+            )
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    there.save_pretrained(tmp_path / "back")
+    back = nf.load_pretrained(tmp_path / "back", np.float64)
+    moved = 0.0
+    for (key, p), (_, q), (_, r) in zip(
+        here.named_parameters(), back.named_parameters(), start.named_parameters(), strict=True
+    ):
+        np.testing.assert_allclose(q.value, p.value, rtol=0, atol=1e-11, err_msg=key)
+        moved = max(moved, np.abs(q.value - r.value).max())
+    assert moved > 1e-3
