@@ -306,6 +306,40 @@ def test_beam_search_wide_enough_finds_the_best_text_of_all(alpha):
         close(score, truth[best], rtol=1e-12)
 
 
+def plain_beams(model, prompt, new, beams, eos, alpha):
+    """Beam search to the last step, whatever has been found by then."""
+    running, ends = [(0.0, [])], []
+    for n in range(1, new + 1):
+        paths = []
+        for score, text in running:
+            logp = F.log_softmax(model(np.array([[*prompt, *text]]))[0, -1])[0]
+            paths += [(score + x, [*text, i]) for i, x in enumerate(logp)]
+        paths.sort(key=lambda path: -path[0])
+        ends += [(s / n**alpha, t) for s, t in paths[:beams] if t[-1] in eos]
+        running = [path for path in paths if path[1][-1] not in eos][:beams]
+    return max([*ends, *((s / new**alpha, t) for s, t in running)], key=lambda end: end[0])
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.0, 3.0])
+def test_beam_search_never_stops_too_early(alpha):
+    short = 0
+    for seed in range(4):
+        cfg = nf.TransformerConfig(V=6, d=6, L=1, H=2, T_max=9)
+        model = nf.DecoderLM(cfg, rng=seed, dtype=np.float64)
+        for p in model.parameters():
+            p.value += 0.3 * np.random.default_rng(seed).standard_normal(p.value.shape)
+        for beams, eos in ((1, {0}), (2, {3}), (3, {1, 4})):
+            score, text = plain_beams(model, [1, 5], 7, beams, eos, alpha)
+            (found,) = beam_search(
+                Writer(model, beams, 9), np.array([[1, 5]]), np.ones((1, 2), np.bool_),
+                max_new_tokens=7, beams=beams, eos=eos, length_penalty=alpha,
+            )  # fmt: skip
+            assert found[0] == text
+            close(found[1], score, rtol=1e-12)
+            short += len(text) < 7
+    assert short > 2 or alpha == 3
+
+
 def test_beam_search_over_rows_is_that_of_each_alone_cached_or_not():
     model = language_model()
     for eos, alpha in ((None, 1.0), (4, 0.0), ([4, 6], 2.0)):
