@@ -42,6 +42,7 @@ def test_the_ledger_of_a_model(capsys):
     assert re.search(r"cache, one token +512 KiB", out)
     assert re.search(r"total +100\.4 GiB = 107\.8 GB", out)
     assert re.search(r"one device +1 +100\.4 GiB = 107\.8 GB +no", out)
+    assert "fits 80 GB" in out
     assert re.search(r"ZeRO stage 3 +8 +12\.55 GiB = 13\.48 GB +yes", out)
     assert re.search(r"scores q k\^T +B x H x T x T +1 x 32 x 8192 x 8192 +2,147,483,648\*", out)
     assert ROWS["llama-2-7b"].source in out
