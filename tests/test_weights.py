@@ -11,6 +11,7 @@ from hugging_face import MODELS, run, texts
 from saved import random_model, same, tensors_of
 
 import npformer as nf
+from npformer.files import write_json
 from npformer.weights import save
 from npformer.weights.load import FAMILIES
 from npformer.weights.safetensors_file import SafetensorsFile, write_safetensors
@@ -226,7 +227,7 @@ def test_arguments_that_make_no_sense(tmp_path, gpt2):
 # ------------------------------------------------------------------------------- whole or not
 
 
-@pytest.mark.parametrize("at", [1, 2, 3])
+@pytest.mark.parametrize("at", [1, 2, 3, 4])
 def test_a_save_that_fails_leaves_no_new_folder(tmp_path, monkeypatch, at):
     fail_at(monkeypatch, at)
     with pytest.raises(OSError, match="no space left"):
@@ -234,7 +235,7 @@ def test_a_save_that_fails_leaves_no_new_folder(tmp_path, monkeypatch, at):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("at", [1, 2])
+@pytest.mark.parametrize("at", [1, 2, 3, 4])
 def test_a_save_that_fails_leaves_the_old_model(tmp_path, monkeypatch, at):
     old, new = random_model("gpt2"), random_model("gpt2", seed=6)
     nf.save_pretrained(old, tmp_path / "m")
@@ -252,18 +253,20 @@ def test_a_save_that_fails_leaves_the_old_model(tmp_path, monkeypatch, at):
 
 
 def fail_at(patch, count):
-    """Let the ``count``-th file of weights fail."""
+    """Let the ``count``-th file fail: two of weights, the index, the configuration."""
     written = []
 
-    def full(*arguments):
-        written.append(1)
-        if len(written) == count:
-            raise OSError("no space left")
-        write_safetensors(*arguments)
+    def filling(write):
+        def full(*arguments):
+            written.append(arguments[0].name)
+            if len(written) == count:
+                raise OSError("no space left")
+            write(*arguments)
 
-    patch.setattr(save, "write_safetensors", full)
-    if count == 3:  # two files of weights, then the index
-        patch.setattr(save, "write_json", lambda *_: full())
+        return full
+
+    patch.setattr(save, "write_safetensors", filling(write_safetensors))
+    patch.setattr(save, "write_json", filling(write_json))
 
 
 def test_an_old_models_other_files_do_not_stay_in_the_way(tmp_path):

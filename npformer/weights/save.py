@@ -158,34 +158,34 @@ def _write(
     dtype: str,
     shard_bytes: int,
 ) -> None:
-    """Write the files of a model, the configuration last."""
+    """Write every file under another name, then give them theirs, the configuration last."""
     shards = _shards(tensors, SIZES[NAMES[dtype]], shard_bytes)
-    names = [
-        "model.safetensors" if len(shards) == 1 else f"model-{i:05}-of-{len(shards):05}.safetensors"
-        for i in range(1, len(shards) + 1)
-    ]
+    n = len(shards)
+    names = [f"model-{i:05}-of-{n:05}.safetensors" for i in range(1, n + 1)]
+    names = ["model.safetensors"] if n == 1 else names
+    texts = {"config.json": config}
+    if n > 1:
+        where = {t: name for name, shard in zip(names, shards, strict=True) for t, _ in shard}
+        size = sum(a.size for _, a in tensors) * SIZES[NAMES[dtype]]
+        index = {"metadata": {"total_size": size}, "weight_map": where}
+        texts = {"model.safetensors.index.json": index, **texts}
     token = secrets.token_hex(4)
-    parts = [folder / f".{name}.{token}" for name in names]
+    parts = {name: folder / f".{name}.{token}" for name in [*names, *texts]}
     try:
-        for part, shard in zip(parts, shards, strict=True):
-            write_safetensors(part, shard, dtype)
+        for name, shard in zip(names, shards, strict=True):
+            write_safetensors(parts[name], shard, dtype)
+        for name, value in texts.items():
+            write_json(parts[name], value)
         old = {*folder.glob("model.safetensors*"), *folder.glob("model-*-of-*.safetensors")}
-        for part, name in zip(parts, names, strict=True):
+        for name, part in parts.items():
             part.replace(folder / name)
     except BaseException:
-        for part in parts:
+        for part in parts.values():
             with suppress(FileNotFoundError):
                 part.unlink()
         raise
-    index = folder / "model.safetensors.index.json"
-    if len(shards) > 1:
-        where = {t: name for name, shard in zip(names, shards, strict=True) for t, _ in shard}
-        size = sum(a.size for _, a in tensors) * SIZES[NAMES[dtype]]
-        write_json(index, {"metadata": {"total_size": size}, "weight_map": where})
-        old.discard(index)
-    for stale in old - {folder / name for name in names}:
+    for stale in old - {folder / name for name in parts}:
         stale.unlink()  # a reader would prefer it
-    write_json(folder / "config.json", config)
 
 
 def _shards(
