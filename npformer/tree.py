@@ -1,6 +1,7 @@
 """Walk a ``saved`` tree: the dicts and named tuples that a forward pass hands to its backward.
 
-The path of an activation is the path of its module: ``blocks.3.attn.attention.lse``.
+The path of an activation is the path of its module, and its name is the same without the stack that
+holds the blocks: ``blocks.3.attn.attention.lse``.
 """
 
 from __future__ import annotations
@@ -38,18 +39,42 @@ def leaves(saved: Any) -> Iterator[tuple[str, Array]]:
             yield path, node
 
 
-def select(saved: Any, pattern: str) -> dict[str, Any]:
-    """Return the nodes whose path matches a shell pattern, ``blocks.*.attn`` for example.
+def name_of(path: str) -> str:
+    """Return the name by which users know a path: ``stack.`` goes without saying.
 
-    A ``*`` stands for one name and not for several: ``blocks.*`` is the blocks, not their parts.
+    >>> name_of("encoder.stack.blocks.0.attn")
+    'encoder.blocks.0.attn'
     """
-    wanted = pattern.split(".")
-    found = {}
-    for path, node in nodes(saved):
-        names = path.split(".")
-        if len(names) == len(wanted) and all(map(fnmatchcase, names, wanted)):
-            found[path] = node
-    return found
+    return ".".join(part for part in path.split(".") if part != "stack")
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Whether a name fits a shell pattern, in which ``*`` is one part and ``**`` any number.
+
+    >>> matches("blocks.3.attn", "blocks.*.attn"), matches("blocks.3.attn", "blocks.*")
+    (True, False)
+    >>> matches("blocks.3.attn.Wq.W", "**.Wq.*")
+    True
+    """
+
+    def fits(parts: list[str], wanted: list[str]) -> bool:
+        if not wanted:
+            return not parts
+        if wanted[0] == "**":
+            return any(fits(parts[i:], wanted[1:]) for i in range(len(parts) + 1))
+        return bool(parts) and fnmatchcase(parts[0], wanted[0]) and fits(parts[1:], wanted[1:])
+
+    return fits(name_of(name).split("."), name_of(pattern).split("."))
+
+
+def select(saved: Any, pattern: str) -> dict[str, Any]:
+    """Return the nodes whose name matches a pattern, ``blocks.*.attn`` for example, by name.
+
+    A ``*`` stands for one part and not for several: ``blocks.*`` is the blocks, not what is in
+    them, and ``blocks.**`` is both. ``stack.blocks.*``, as the paths have it, is understood too.
+    """
+    found = ((name_of(path), node) for path, node in nodes(saved))
+    return {name: node for name, node in found if name and matches(name, pattern)}
 
 
 def owner(a: Array) -> Array:

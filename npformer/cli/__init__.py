@@ -10,13 +10,14 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any, NoReturn
 
-VERBS = ("curves", "gradcheck", "account", "train", "generate")
+VERBS = ("curves", "gradcheck", "inspect", "account", "train", "generate")
 """In the order of ``npformer --help``: a new verb is a module with ``add(verbs)`` and a name."""
 
 _EXAMPLES = """\
 examples:
   npformer gradcheck                  check every gradient in the package
   npformer gradcheck my_layer.py      check your own layer
+  npformer inspect                    norms of activations and gradients by layer
   npformer account llama-2-7b         count what a model costs
   npformer VERB --help                what a verb does, with examples
 """
