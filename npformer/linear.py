@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .arrays import Array, require_ids, require_last
-from .module import Module, Parameter
 from .buffers import empty
-from .parallel import add_rows, colsum, matmul, sum_by_id
+from .module import Module, Parameter
+from .parallel import add_rows, matmul, sum_by_id, total_row
 
 
 class LinearSaved(NamedTuple):
@@ -49,9 +49,7 @@ def linear(x: Array, W: Array, b: Array | None = None) -> tuple[Array, LinearSav
         if the last dimension of ``x`` is not the number of rows of ``W``.
     """
     require_last(x, len(W), "x")
-    y = matmul(x.reshape(-1, len(W)), W)
-    if b is not None:
-        y += b
+    y = matmul(x.reshape(-1, len(W)), W, b)
     return y.reshape(*x.shape[:-1], W.shape[1]), LinearSaved(x, W, b is not None)
 
 
@@ -70,7 +68,7 @@ def linear_backward(dy: Array, saved: LinearSaved) -> tuple[Array, ...]:
     rows = dy.reshape(-1, W.shape[1])
     dx = matmul(rows, W.T).reshape(x.shape)
     dW = matmul(x.reshape(-1, len(W)).T, rows)
-    return (dx, dW, colsum(rows)) if bias else (dx, dW)
+    return (dx, dW, total_row(rows)) if bias else (dx, dW)
 
 
 def embedding(ids: Any, E: Array) -> tuple[Array, EmbeddingSaved]:

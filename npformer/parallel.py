@@ -33,6 +33,7 @@ __all__ = [
     "set_threads",
     "sum_by_id",
     "threads",
+    "total_row",
 ]
 
 BLOCK_BYTES = 1 << 19  # of one operand; a few of them fit in a core's L2 cache
@@ -67,38 +68,47 @@ def rowwise(
     step = max(1, min(BLOCK_BYTES // row_bytes, -(-n // PIECES)))
     if step * row_bytes < BLOCK_BYTES // 4:
         step = max(1, BLOCK_BYTES // 4 // row_bytes)  # small pieces cost more than they bring
-    starts = range(0, n, step) if n else range(1)
+    if n <= step:
+        with single_blas():
+            return _shaped(lead, block(*map(widen, flat)), half, stats, sums)
 
+    starts = range(0, n, step)
     rows: list[Array] = []
-    rows_end = 0
-    alone = len(starts) == 1
     allocating = threading.Lock()
 
     def task(k: int) -> Sequence[Any]:
-        nonlocal rows, rows_end
+        nonlocal rows
         part = slice(starts[k], starts[k] + step)
         result: Sequence[Any] = block(*(widen(a[part]) for a in flat))
-        rows_end = len(result) - sums
-        if half:
-            result = [
-                r.astype(np.float16) if j < rows_end - stats else r for j, r in enumerate(result)
-            ]
-        if alone:
-            rows = list(result[:rows_end])
-            return result[rows_end:]
+        end = len(result) - sums
         with allocating:
             if not rows:  # the first block to finish says what the results look like
-                rows = [empty((n, *r.shape[1:]), r.dtype) for r in result[:rows_end]]
+                kinds = [
+                    np.float16 if half and j < end - stats else r.dtype
+                    for j, r in enumerate(result)
+                ]
+                rows = [empty((n, *r.shape[1:]), d) for r, d in zip(result[:end], kinds)]
         for out, r in zip(rows, result, strict=False):
             out[part] = r
-        return result[rows_end:]
+        return result[end:]
 
     with single_blas():
         parts = run(task, len(starts))
     totals = [sum(p[1:], start=p[0]) for p in zip(*parts, strict=True)]
+    return _shaped(lead, [*rows, *totals], half, stats, sums)
+
+
+def _shaped(
+    lead: tuple[int, ...], results: Sequence[Any], half: bool, stats: int, sums: int
+) -> tuple[Any, ...]:
+    """The results with their leading axes; float16 again but for the statistics."""
+    end = len(results) - sums
+    shaped = [r.reshape(*lead, *r.shape[1:]) if j < end else r for j, r in enumerate(results)]
     if half:
-        totals = [t.astype(np.float16) for t in totals]
-    return (*(r.reshape(*lead, *r.shape[1:]) for r in rows), *totals)
+        shaped = [
+            r if end - stats <= j < end else r.astype(np.float16) for j, r in enumerate(shaped)
+        ]
+    return tuple(shaped)
 
 
 def headwise(
@@ -162,28 +172,44 @@ def _empty_heads(B: int, H: int, rest: tuple[int, ...], dtype: np.dtype[Any], st
     return np.moveaxis(empty((B, rest[-2], H, *rest[:-2], rest[-1]), dtype), 1, -2)
 
 
-def matmul(a: Array, b: Array) -> Array:
-    """``a @ b`` for two matrices, the larger side of the result shared out over the team."""
+def matmul(a: Array, b: Array, plus: Array | None = None) -> Array:
+    """``a @ b + plus`` for two matrices, the larger side of the result shared out over the team.
+
+    ``plus`` is a row, such as a bias, or None.
+    """
     if a.dtype == np.float16 and b.dtype == np.float16:
-        return matmul(widen(a), widen(b)).astype(np.float16)
+        return matmul(widen(a), widen(b), plus).astype(np.float16)
     (n, k), m = a.shape, b.shape[1]
     y = empty((n, m), np.result_type(a, b))
     pieces = min(threads(), max(n, m) // 64)
     # Of few rows or columns reading the matrix is the work: it counts like 16 of them.
     if pieces < 2 or max(n, 16) * k * max(m, 16) < SMALL_PRODUCT or inside():
-        return np.matmul(a, b, out=y)
+        np.matmul(a, b, out=y)
+        if plus is not None:
+            y += plus
+        return y
     edges = [max(n, m) * i // pieces // 16 * 16 for i in range(pieces)] + [max(n, m)]
 
     def task(i: int) -> None:
         part = slice(edges[i], edges[i + 1])
         if n >= m:
             np.matmul(a[part], b, out=y[part])
+            if plus is not None:
+                y[part] += plus
         else:
             np.matmul(a, b[:, part], out=y[:, part])
+            if plus is not None:
+                y[:, part] += plus[part]
 
     with single_blas():
         run(task, pieces)
     return y
+
+
+def total_row(x: Array) -> Array:
+    """``x.sum(0)`` of a matrix, in pieces."""
+    total: Array = rowwise(lambda x: (colsum(x),), x, sums=1)[0]
+    return total
 
 
 def added(a: Array, b: Array) -> Array:

@@ -15,7 +15,7 @@ from .dropout import dropout, dropout_backward
 from .linear import Embedding
 from .module import Module, Parameter
 from .norm import make_norm
-from .parallel import colsum, matmul, rowwise
+from .parallel import matmul, rowwise, total_row
 from .position import LearnedPositions, sinusoidal
 
 
@@ -184,9 +184,7 @@ def unembedding(x: Array, E: Array, b: Array | None = None) -> tuple[Array, Unem
     saved : UnembeddingSaved
     """
     require_last(x, E.shape[1], "x")
-    z = matmul(x.reshape(-1, x.shape[-1]), E.T)
-    if b is not None:
-        z += b
+    z = matmul(x.reshape(-1, x.shape[-1]), E.T, b)
     return z.reshape(*x.shape[:-1], len(E)), UnembeddingSaved(x, E, b is not None)
 
 
@@ -201,7 +199,7 @@ def unembedding_backward(dz: Array, saved: UnembeddingSaved) -> tuple[Array, ...
     rows = dz.reshape(-1, len(E))
     dx = matmul(rows, E).reshape(x.shape)
     dE = matmul(rows.T, x.reshape(-1, x.shape[-1]))
-    return (dx, dE, colsum(rows)) if bias else (dx, dE)
+    return (dx, dE, total_row(rows)) if bias else (dx, dE)
 
 
 class SoftcapSaved(NamedTuple):

@@ -9,8 +9,8 @@ import contextvars
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 
@@ -209,15 +209,36 @@ class _Blas:
 _blas = _Blas()
 
 
-@contextmanager
-def single_blas() -> Iterator[None]:
+class _Here(threading.local):
+    """How deep this thread is inside `single_blas`."""
+
+    depth = 0
+
+
+_here = _Here()
+
+
+class _SingleBlas:
+    """The context of `single_blas`; it holds nothing, so one serves all and may be nested."""
+
+    def __enter__(self) -> None:
+        if _here.depth == 0:
+            _blas.enter()
+        _here.depth += 1
+
+    def __exit__(self, *error: object) -> None:
+        _here.depth -= 1
+        if _here.depth == 0:
+            _blas.leave()
+
+
+_single_blas = _SingleBlas()
+
+
+def single_blas() -> AbstractContextManager[None]:
     """Limit BLAS to one thread inside; products are shared out by `matmul` instead.
 
     BLAS threads that take turns with Python threads spin while they wait, which made a training
     step up to twice as slow.
     """
-    _blas.enter()
-    try:
-        yield
-    finally:
-        _blas.leave()
+    return _single_blas
