@@ -164,17 +164,8 @@ def _qwen25(**sizes: Any) -> TransformerConfig:
 
 def _qwen3(**sizes: Any) -> TransformerConfig:
     """Qwen3: as Llama, with a norm of each query and key head; H d_h need not be d."""
-    return _llama(
-        **{
-            "V": 151936,
-            "d_h": 128,
-            "T_max": 40960,
-            "qk_norm": "head",
-            "rope_base": 1e6,
-            "eps": 1e-6,
-            **sizes,
-        }
-    )
+    options = {"V": 151936, "d_h": 128, "T_max": 40960, "qk_norm": "head", "rope_base": 1e6}
+    return _llama(**{**options, "eps": 1e-6, **sizes})
 
 
 def _gemma2(**sizes: Any) -> TransformerConfig:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from .block import PLACEMENTS
 from .config import TransformerConfig
-from .experts import ExpertsConfig
 
-AnyConfig = TransformerConfig | ExpertsConfig
+if TYPE_CHECKING:
+    from .experts import ExpertsConfig
+
+AnyConfig: TypeAlias = "TransformerConfig | ExpertsConfig"
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def parts(cfg: AnyConfig) -> list[Part]:
     chapter example 2.5.1 and text B section 7. With H_kv = H and H d_h = d the attention has
     :math:`4 d^2`, whatever H is (theorem 2.5.1).
     """
-    if isinstance(cfg, ExpertsConfig):
+    if not isinstance(cfg, TransformerConfig):
         return list(_experts_parts(cfg))
     if cfg.kind == "encoder-decoder":
         return [*_two_sides(cfg)]
@@ -226,7 +227,7 @@ def fitting(cfg: Any, kind: str, dtype: npt.DTypeLike) -> TransformerConfig:
     """
     if not isinstance(cfg, TransformerConfig):
         wanted = "a model is made from a TransformerConfig"
-        if isinstance(cfg, ExpertsConfig):
+        if hasattr(cfg, "experts"):
             raise TypeError(
                 f"{wanted}: there are no layers for the latent attention and the experts of "
                 f"{cfg.name or 'an ExpertsConfig'}, only its accounts"
@@ -262,13 +263,13 @@ def free_memory() -> int | None:
     return None
 
 
-MEMINFO = Path("/proc/meminfo")
-CONTAINER = Path("/sys/fs/cgroup")
+MEMINFO = "/proc/meminfo"
+CONTAINER = "/sys/fs/cgroup"
 
 
 def _linux_available() -> int | None:
     try:
-        for line in MEMINFO.read_text(encoding="ascii").splitlines():
+        for line in _read(MEMINFO).splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     except (OSError, ValueError, IndexError):
@@ -278,12 +279,18 @@ def _linux_available() -> int | None:
 
 def _container_room() -> int | None:
     try:
-        limit = (CONTAINER / "memory.max").read_text(encoding="ascii").strip()
+        limit = _read(f"{CONTAINER}/memory.max").strip()
         if limit == "max":
             return None
-        used = int((CONTAINER / "memory.current").read_text(encoding="ascii"))
-        stat = (CONTAINER / "memory.stat").read_text(encoding="ascii").split()
+        used = int(_read(f"{CONTAINER}/memory.current"))
+        stat = _read(f"{CONTAINER}/memory.stat").split()
         used -= int(stat[stat.index("inactive_file") + 1])  # file caches, given back when needed
         return max(0, int(limit) - used)
     except (OSError, ValueError):
         return None
+
+
+def _read(path: str) -> str:
+    from pathlib import Path  # late: it would take a tenth of the time to import npformer
+
+    return Path(path).read_text(encoding="ascii")

@@ -194,8 +194,8 @@ def test_a_system_that_does_not_say_refuses_nothing(monkeypatch):
 
 def test_free_memory_reads_what_there_is(monkeypatch, tmp_path):
     meminfo, container = tmp_path / "meminfo", tmp_path / "container"
-    monkeypatch.setattr(sizes, "MEMINFO", meminfo)
-    monkeypatch.setattr(sizes, "CONTAINER", container)
+    monkeypatch.setattr(sizes, "MEMINFO", str(meminfo))
+    monkeypatch.setattr(sizes, "CONTAINER", str(container))
     meminfo.write_text("MemTotal: 900 kB\nMemFree: 100 kB\nMemAvailable:     700 kB\n")
     assert sizes.free_memory() == 700 * 1024
     container.mkdir()

@@ -48,6 +48,9 @@ class Bytes(int):
         self.rows = rows
         return self
 
+    def __getnewargs__(self) -> tuple[Any, ...]:  # for copies, which int would make of a number
+        return (self.rows,)
+
     @property
     def total(self) -> int:
         """The sum as a plain number."""
