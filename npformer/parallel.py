@@ -83,11 +83,10 @@ def rowwise(
         end = len(result) - sums
         with allocating:
             if not rows:  # the first block to finish says what the results look like
-                kinds = [
-                    np.float16 if half and j < end - stats else r.dtype
-                    for j, r in enumerate(result)
+                rows = [
+                    empty((n, *r.shape[1:]), np.float16 if half and j < end - stats else r.dtype)
+                    for j, r in enumerate(result[:end])
                 ]
-                rows = [empty((n, *r.shape[1:]), d) for r, d in zip(result[:end], kinds)]
         for out, r in zip(rows, result, strict=False):
             out[part] = r
         return result[end:]
@@ -214,7 +213,8 @@ def total_row(x: Array) -> Array:
 
 def added(a: Array, b: Array) -> Array:
     """``a + b`` for two arrays of one shape, in pieces."""
-    return rowwise(lambda a, b: (a + b,), a, b)[0]  # type: ignore[no-any-return]
+    total: Array = rowwise(lambda a, b: (a + b,), a, b)[0]
+    return total
 
 
 def sum_by_id(ids: Array, rows: Array) -> tuple[Array, Array]:

@@ -17,6 +17,7 @@ from .module import Module, Parameter
 from .norm import make_norm
 from .parallel import matmul, rowwise, total_row
 from .position import LearnedPositions, sinusoidal
+from .team import with_single_blas
 
 
 class InputEmbedding(Module):
@@ -114,6 +115,7 @@ class Stack(Module):
             make_norm(cfg.norm, cfg.d, cfg.eps, dtype, **options) if cfg.needs_final_norm else None
         )
 
+    @with_single_blas
     def forward(
         self,
         x: Array,
@@ -131,6 +133,7 @@ class Stack(Module):
             x, saved["final_norm"] = self.final_norm.forward(x)
         return x, saved
 
+    @with_single_blas
     def __call__(
         self,
         x: Array,
@@ -145,6 +148,7 @@ class Stack(Module):
             x = block(x, context, **part, **options)
         return x if self.final_norm is None else self.final_norm(x)
 
+    @with_single_blas
     def backward(self, dy: Array, saved: dict[str, Any]) -> Any:
         """Return ``dx``, or ``(dx, dcontext)`` where the blocks read a context."""
         dcontext: Array | None = None

@@ -6,12 +6,16 @@
 from __future__ import annotations
 
 import contextvars
+import functools
 import itertools
 import os
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def _threads_at_start() -> int:
@@ -242,3 +246,14 @@ def single_blas() -> AbstractContextManager[None]:
     step up to twice as slow.
     """
     return _single_blas
+
+
+def with_single_blas(f: Callable[P, R]) -> Callable[P, R]:
+    """Run a whole function inside `single_blas`, so that its parts need not ask for it."""
+
+    @functools.wraps(f)
+    def limited(*args: P.args, **kwargs: P.kwargs) -> R:
+        with _single_blas:
+            return f(*args, **kwargs)
+
+    return limited
