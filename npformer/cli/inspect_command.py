@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..labels import LANGUAGES
 from .fields import add_fields
 from .inspect_input import BATCH, LEFT_OUT, LENGTH, SMALL, labels, subject
+from .inspect_steps import add_options, run_steps
 
 if TYPE_CHECKING:
     from ..experiments.attention_maps import Maps
@@ -102,11 +103,14 @@ def add(verbs: Any) -> None:
                       "gpt2, or a .json or .toml file; options change it")  # fmt: skip
     group = verb.add_argument_group("model", "The fields of npformer.TransformerConfig.")
     add_fields(group, TransformerConfig, without=LEFT_OUT)
+    add_options(verb)
     verb.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Look, print, write."""
+    if args.online_softmax or args.scores is not None:
+        return run_steps(args)
     from ..experiments.attention_maps import attention_name, chosen_maps
     from ..experiments.inspection import inspect
     from . import inspect_report as form

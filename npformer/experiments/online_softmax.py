@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..arrays import Array
+from ..labels import pad, width
 
 
 class Step(NamedTuple):
@@ -121,7 +122,13 @@ def _checked(
     return s, v.reshape(len(v), -1)
 
 
-def format_steps(steps: Sequence[Step]) -> str:
+WORDS = {
+    "en": ("keys", "scores", "every key is hidden: the output is 0"),
+    "zh": ("键", "分数", "所有键都被遮住：输出为 0"),
+}
+
+
+def format_steps(steps: Sequence[Step], lang: str = "en") -> str:
     """Return the steps as a text table, with the softmax that comes out below it.
 
     Examples
@@ -133,7 +140,8 @@ def format_steps(steps: Sequence[Step]) -> str:
     lse = m + log l = 3.17
     softmax = e^(scores - lse) = 0.04201  0.1142  0.8438
     """
-    heads = ["keys", "scores", "m", "alpha", "e^(scores - m)", "l"]
+    keys, scores, hidden = WORDS[lang]
+    heads = [keys, scores, "m", "alpha", "e^(scores - m)", "l"]
     with_values = steps[0].O is not None
     if with_values:
         heads += ["O", "O / l"]
@@ -152,15 +160,15 @@ def format_steps(steps: Sequence[Step]) -> str:
         rows.append(cells)
         m = step.m
     table = [heads, *rows]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    lines = ["  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)) for row in table]
-    scores = np.concatenate([step.scores for step in steps])
+    widths = [max(map(width, column)) for column in zip(*table, strict=True)]
+    lines = ["  ".join(pad(c, w) for c, w in zip(row, widths, strict=True)) for row in table]
+    whole = np.concatenate([step.scores for step in steps])
     last = steps[-1]
     if last.l == 0:
-        lines.append("every key is hidden: the output is 0")
+        lines.append(hidden)
     else:
         lines.append(f"lse = m + log l = {_number(last.lse)}")
-        lines.append(f"softmax = e^(scores - lse) = {_numbers(np.exp(scores - last.lse))}")
+        lines.append(f"softmax = e^(scores - lse) = {_numbers(np.exp(whole - last.lse))}")
     return "\n".join(line.rstrip() for line in lines)
 
 

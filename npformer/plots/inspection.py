@@ -47,7 +47,7 @@ def norms(found: Inspection, subject: str = "", lang: str = "en") -> Figure:
     families = grouped(found.rows, last)
     shown = dict(list(families.items())[:MOST])
     panels = [p for p in PANELS if any(p[1](r) is not None for f in shown.values() for _, r in f)]
-    figure = new_figure(3.5 * len(panels) + 0.9, 5.6)
+    figure = new_figure(max(7.2, 3.5 * len(panels) + 0.9), 5.6)
     axes = list(figure.subplots(1, len(panels), squeeze=False)[0])
     marked = False
     for ax, (name, number) in zip(axes, panels, strict=True):
