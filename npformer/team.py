@@ -47,6 +47,10 @@ def set_threads(n: int) -> None:
 # ---------------------------------------------------------------------------------- the team
 
 
+def _nothing() -> None:
+    pass
+
+
 class _Team:
     """Threads that sleep on a lock each; the caller works with them.
 
@@ -57,7 +61,7 @@ class _Team:
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
-        self._work: Callable[[], None] = lambda: None
+        self._work: Callable[[], None] = _nothing
         self._contexts: list[contextvars.Context] = []
         self._locks = [(threading.Lock(), threading.Lock()) for _ in range(workers)]
         self._closed = False
@@ -85,6 +89,7 @@ class _Team:
         work()
         for _, done in self._locks:
             done.acquire()
+        self._work, self._contexts = _nothing, []  # or they would keep the arrays alive
 
     def close(self) -> None:
         self._closed = True
