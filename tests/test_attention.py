@@ -12,6 +12,7 @@ import npformer as nf
 from npformer import attention as dense
 from npformer import functional as F
 from npformer import parallel
+from npformer.dropout import kept
 from npformer.masks import Sight
 
 close = np.testing.assert_allclose
@@ -98,6 +99,20 @@ def test_by_its_definition(call):
     exact(out[2][nothing], 0)
     exact(out[3][nothing], 0)
     close(out[2].sum(-1), ~nothing, rtol=1e-14)
+
+
+@pytest.mark.parametrize("p", [0.25, 0.9, 1.0])
+def test_dropout_by_its_definition(p, rng):
+    """Y = (P * Z) V with Z = 0 or 1 / (1 - p) from the hash of (number, head, query, key)."""
+    q, k, v, dy = arrays(rng, H=3)
+    y, saved = F.attention(q, k, v, dropout=p, rng=5)
+    number = int(np.random.default_rng(5).integers(2**63))
+    heads = np.arange(6).reshape(2, 3, 1, 1)
+    Z = kept(number, heads, np.arange(7)[:, None], np.arange(11), p) / (1 - p if p < 1 else np.inf)
+    P = F.attention_weights(saved)
+    close(P, definition(q, k, v, dy)[2], rtol=1e-12)
+    close(y, (P * Z) @ v, rtol=1e-12, atol=1e-14)
+    close(F.attention_backward(dy, saved)[2], (P * Z).swapaxes(-1, -2) @ dy, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("panel", [1, 4, 128])
