@@ -21,9 +21,9 @@ N, BLOCK = 9, 3
 
 TEXT = {
     "en": "One query's scores arrive in blocks of {block}. m is the largest score so far, l the "
-    "sum of e^(score - m), O the sum of e^(score - m) times value. Where a block raises m, all that "
-    "was added up before is multiplied by alpha = e^(old m - new m): then it is as if m had been "
-    "known from the start. O / l is what attention over the keys so far would give.",
+    "sum of e^(score - m), O the sum of e^(score - m) times value. Where a block raises m, all "
+    "that was added up before is multiplied by alpha = e^(old m - new m): then it is as if m had "
+    "been known from the start. O / l is what attention over the keys so far would give.",
     "zh": "一个查询的分数按每块 {block} 个到来。m 是目前最大的分数，l 是目前 e^(分数 - m) 之和，"
     "O 是目前 e^(分数 - m) 乘以对应的值之和。某块使 m 变大时，先前累加的量都乘以 alpha = "
     "e^(旧 m - 新 m)，就好像一开始便知道 m。O / l 是只看目前这些键时的注意力输出。",
