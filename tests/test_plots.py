@@ -15,7 +15,9 @@ from matplotlib.transforms import Bbox
 from scales import theory_curves, transformer_curves
 
 from npformer import plots
+from npformer.experiments.attention_traffic import attention_traffic
 from npformer.plots import style
+from npformer.plots.attention_traffic import traffic_by_memory
 from npformer.plots.training import norms_by_layer, training_curves
 
 CHINESE = style.chinese_font()
@@ -35,6 +37,7 @@ FIGURES: dict[str, Callable[[str], Figure]] = {
     "training": lambda lang: training_curves(
         STEPS, [(100, 2.0, 1.0), (300, 1.5, 3.0)], V=103, clip=3.0, lang=lang
     ),
+    "traffic": lambda lang: traffic_by_memory(attention_traffic(256, 8), lang),
     "norms": lambda lang: norms_by_layer(NORMS, lang),
     "norms, once": lambda lang: norms_by_layer(NORMS[:1], lang),
     "training, one step": lambda lang: training_curves(STEPS[:1], lang=lang),
