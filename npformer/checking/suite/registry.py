@@ -43,10 +43,10 @@ def enter(name: str, kind: str, example: Callable[[np.random.Generator], Example
 
 def randomised(layer: Module, rng: np.random.Generator) -> Module:
     """Give every parameter random float64 numbers of order one; a product stays of order one."""
-    for p in layer.parameters():
+    for name, p in layer.named_parameters():
         fresh = rng.standard_normal(p.value.shape)
-        if p.value.ndim == 1:
-            p.value = p.value + 0.5 * fresh
+        if p.value.ndim == 1:  # nothing of the layer's own start is kept: it may be random too
+            p.value = 0.5 * fresh + (1.0 if name.endswith("gamma") else 0.0)
         else:
             p.value = fresh * p.value.shape[0] ** -0.5
     return layer
