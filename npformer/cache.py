@@ -244,10 +244,8 @@ class KVCache:
         changed = np.flatnonzero(rows != np.arange(self.batch))
         if not len(changed):
             return
-        for window, *pair in zip(self._windows, self._k, self._v, strict=True):
-            used = self.length if window is None else self._recent[window].slots.shape[1]
-            for slots in pair:
-                slots.reorder(rows, changed, used)
+        for slots in (*self._k, *self._v):
+            slots.reorder(rows, changed, self.length)
         for recent in self._recent.values():
             recent.reorder(rows)
         self.real, self.positions = self.real[rows], self.positions[rows]

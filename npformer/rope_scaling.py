@@ -213,7 +213,7 @@ def longrope(
 
 
 def _mscale(factor: float, mscale: float = 1.0) -> float:
-    return 0.1 * mscale * math.log(factor) + 1 if factor > 1 else 1.0
+    return 0.1 * mscale * math.log(factor) + 1
 
 
 RULES: dict[str, Callable[..., tuple[Array, float]]] = {

@@ -89,6 +89,7 @@ def test_the_widths_of_llama(d, multiplier, multiple_of, right):
 def test_a_width_that_is_a_multiple_stays():
     assert llama_width(96, None, 256) == 256  # 8 * 96 / 3 = 256
     assert llama_width(97, None, 256) == 512
+    assert llama_width(10, 1.3, 1) == 33  # 26.7 is cut to 26, and 33.8 to 33
 
 
 @pytest.mark.parametrize("d", [3, 96, 768, 4096])

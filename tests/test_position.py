@@ -120,6 +120,8 @@ def test_sinusoidal_by_its_formula(layout):
         narrow = F.sinusoidal(positions, 10, dtype, layout)
         assert narrow.dtype == dtype
         exact(narrow, table.astype(dtype))
+    far = np.array([2**24, 2**24 + 1])  # one number in float32
+    close(F.sinusoidal(far, 4, np.float64)[:, 0], np.sin(far), rtol=0, atol=1e-8)
 
 
 def test_sinusoidal_bad_input():

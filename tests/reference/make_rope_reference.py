@@ -41,6 +41,7 @@ CASES: list[dict[str, Any]] = [
     {"scaling": {"rope_type": "default", "rope_theta": 5e5}, "d_h": 128},
     {"scaling": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}, "d_h": 64},
     {"scaling": {"rope_type": "linear", "factor": 2.5, "partial_rotary_factor": 0.5}, "d_h": 24},
+    {"scaling": {"rope_type": "linear", "factor": 2, "partial_rotary_factor": 0.44}, "d_h": 20},
     *(
         {
             "scaling": {
@@ -83,7 +84,7 @@ CASES: list[dict[str, Any]] = [
         "d_h": 64,
     },
     {
-        "scaling": yarn(factor=1.0, original_max_position_embeddings=2048, mscale=0.7),
+        "scaling": yarn(factor=3.0, original_max_position_embeddings=2048, mscale=0.7),
         "d_h": 32,
     },
     {
@@ -97,7 +98,9 @@ CASES: list[dict[str, Any]] = [
         ),
         "d_h": 40,
     },
-    {"scaling": yarn(factor=8.0, original_max_position_embeddings=8), "d_h": 16},
+    {"scaling": yarn(factor=1.0, original_max_position_embeddings=8), "d_h": 16},
+    {"scaling": yarn(factor=8.0, original_max_position_embeddings=4), "d_h": 16},
+    {"scaling": yarn(factor=8.0, original_max_position_embeddings=262144), "d_h": 16},
     {
         "scaling": LLAMA3
         | {"factor": 8.0, "original_max_position_embeddings": 8192, "rope_theta": 5e5},
@@ -127,6 +130,16 @@ CASES: list[dict[str, Any]] = [
         },
         "d_h": 96,
         "length": 9000,
+    },
+    {
+        "scaling": LONG
+        | {
+            "short_factor": spread(8, 5),
+            "long_factor": spread(8, 6),
+            "max_position_embeddings": 2048,
+        },
+        "d_h": 8,
+        "length": 100,
     },
 ]
 
