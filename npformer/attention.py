@@ -116,7 +116,7 @@ def attention(
         y = np.empty((*q.shape[:-1], v.shape[-1]), dtype)  # q is (g, G, T, d_h), v (g, S, d_v)
         lse = np.empty(q.shape[:-1], dtype)
         for i, j in panels(q, rules):
-            S = scores(q[..., i, :], k[..., j, :], rules)  # (g, G, t, s)
+            S = scores(q[..., i, :] * rules.scale, k[..., j, :], rules)  # (g, G, t, s)
             hide(S, i, j, rules.sight, *masks)
             m, nothing = row_maximum(S)
             with np.errstate(over="ignore"):
@@ -164,7 +164,8 @@ def attention_backward(dy: Array, saved: AttentionSaved) -> tuple[Array, Array, 
     ) -> tuple[Array, Array, Array]:
         dq, dk, dv = np.empty_like(q), np.zeros_like(k), np.zeros_like(v)
         for i, j in panels(q, rules):
-            S = scores(q[..., i, :], k[..., j, :], rules)
+            scaled = q[..., i, :] * rules.scale
+            S = scores(scaled, k[..., j, :], rules)
             slope = cap_slope(S, rules)
             hide(S, i, j, rules.sight, *masks)
             with np.errstate(over="ignore"):
@@ -179,7 +180,7 @@ def attention_backward(dy: Array, saved: AttentionSaved) -> tuple[Array, Array, 
             if slope is not None:
                 dS *= slope
             dq[..., i, :] = times(dS, k[..., j, :]) * rules.scale
-            dk[..., j, :] += summed(dS, q[..., i, :] * rules.scale)
+            dk[..., j, :] += summed(dS, scaled)
         return dq, dk, dv
 
     q5, k, v, *rest = grouped(q, k, v, mask)
@@ -199,7 +200,7 @@ def attention_weights(saved: AttentionSaved) -> Array:
     B, H, T, _ = q.shape
 
     def head(q: Array, k: Array, lse: Array, *masks: Array) -> tuple[Array]:
-        S = scores(q, k, rules)
+        S = scores(q * rules.scale, k, rules)
         hide(S, slice(0, T), slice(0, S.shape[-1]), rules.sight, *masks)
         with np.errstate(over="ignore"):
             S -= lse[..., None]
@@ -214,9 +215,9 @@ def attention_weights(saved: AttentionSaved) -> Array:
 # ------------------------------------------------------- the lines that both kernels share
 
 
-def scores(q: Array, k: Array, rules: Rules) -> Array:
-    """``scale * q k^T`` (g, G, t, s), capped if asked for; nothing is hidden yet."""
-    S = times(q * rules.scale, k.swapaxes(-1, -2))
+def scores(scaled: Array, k: Array, rules: Rules) -> Array:
+    """``(scale q) k^T`` (g, G, t, s), capped if asked for; nothing is hidden yet."""
+    S = times(scaled, k.swapaxes(-1, -2))
     if rules.softcap is not None:
         S /= rules.softcap
         np.tanh(S, out=S)
@@ -235,7 +236,7 @@ def cap_slope(S: Array, rules: Rules) -> Array | None:
 def row_maximum(S: Array) -> tuple[Array, Array]:
     """Maximum of each row, 0 where everything is hidden, and the rows (..., 1) where it is."""
     m = np.max(S, axis=-1, keepdims=True, initial=-np.inf)
-    nothing = np.isneginf(m.real)
+    nothing = m == -np.inf
     return np.where(nothing, 0, m), nothing
 
 

@@ -27,6 +27,8 @@ from .attention import (
 from .masks import Sight, hide
 from .parallel import headwise, rowdot, rowsum
 
+BLOCK_Q, BLOCK_K = 256, 512  # a few blocks of float32 fit in a core's L2 cache
+
 
 def flash_attention(
     q: Array,
@@ -40,8 +42,8 @@ def flash_attention(
     softcap: float | None = None,
     dropout: float = 0.0,
     rng: np.random.Generator | int | None = None,
-    block_q: int | None = None,
-    block_k: int | None = None,
+    block_q: int = BLOCK_Q,
+    block_k: int = BLOCK_K,
 ) -> tuple[Array, AttentionSaved]:
     r"""Compute `attention` without its weights: block by block, with a softmax that is corrected.
 
@@ -77,9 +79,9 @@ def flash_attention(
     ----------
     q, k, v, mask, causal, window, scale, softcap, dropout, rng
         As for `attention`. Dropout hits the same weights as there and leaves :math:`\ell` alone.
-    block_q, block_k : int, optional
+    block_q, block_k : int
         Rows and columns of a block of scores. Query heads that share a key-value head share its
-        blocks, each with its part of the rows. `block_sizes` chooses what is not given.
+        blocks, each with its part of the rows.
 
     Returns
     -------
@@ -101,23 +103,26 @@ def flash_attention(
     Algorithm 3 (the online softmax); Dao et al., 2022, arXiv:2205.14135 (FlashAttention).
     """
     rules, mask = check_call(q, k, v, mask, causal, window, scale, softcap, dropout, rng)
-    rules = rules._replace(blocks=block_sizes(q.shape[2], block_q, block_k))
+    if block_q < 1 or block_k < 1:
+        raise ValueError(f"block_q and block_k must be 1 or more, but are {block_q} and {block_k}")
+    rules = rules._replace(blocks=(block_q, block_k))
     query_blocks, key_blocks, size = blocks(q, k, rules)
     dtype = np.result_type(widen(q), widen(k), widen(v))
 
     def head(q: Array, k: Array, v: Array, ids: Array, *masks: Array) -> tuple[Array, Array]:
         y = np.zeros((*q.shape[:-1], v.shape[-1]), dtype)  # q is (g, G, T, d_h), v (g, S, d_v)
         lse = np.empty(q.shape[:-1], dtype)
+        scaled = q * rules.scale
         for i in query_blocks:
             O = y[..., i, :]
             m = np.full((*O.shape[:-1], 1), -np.inf, dtype)
             l = np.zeros_like(m)
             for _, j in met([i], key_blocks, rules.sight):
-                S = scores(q[..., i, :], k[..., j, :], rules)
+                S = scores(scaled[..., i, :], k[..., j, :], rules)
                 hide(S, i, j, rules.sight, *masks)
                 highest = np.max(S, axis=-1, keepdims=True, initial=-np.inf)
                 before, m = m, np.maximum(m, highest)
-                shift = np.where(np.isneginf(m.real), 0, m)
+                shift = np.where(m == -np.inf, 0, m)
                 alpha = np.exp(before - shift)
                 S -= shift
                 P = np.exp(S, out=S)
@@ -185,9 +190,10 @@ def flash_attention_backward(dy: Array, saved: AttentionSaved) -> tuple[Array, A
     ) -> tuple[Array, Array, Array]:
         dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
         D = rowdot(dy, y)
+        scaled = q * rules.scale
         for outer in key_blocks:
             for i, j in met(query_blocks, [outer], rules.sight):
-                S = scores(q[..., i, :], k[..., j, :], rules)
+                S = scores(scaled[..., i, :], k[..., j, :], rules)
                 slope = cap_slope(S, rules)
                 hide(S, i, j, rules.sight, *masks)
                 S -= lse[..., i, None]
@@ -202,9 +208,8 @@ def flash_attention_backward(dy: Array, saved: AttentionSaved) -> tuple[Array, A
                 if slope is not None:
                     dS *= slope
                 dq[..., i, :] += times(dS, k[..., j, :])
-                dk[..., j, :] += summed(dS, q[..., i, :])
+                dk[..., j, :] += summed(dS, scaled[..., i, :])
         dq *= rules.scale
-        dk *= rules.scale
         return dq, dk, dv
 
     q5, k, v, *rest = grouped(q, k, v, mask)
@@ -222,22 +227,10 @@ def slices(n: int, step: int) -> list[slice]:
     return [slice(start, min(start + step, n)) for start in range(0, n, step)]
 
 
-def block_sizes(T: int, block_q: int | None = None, block_k: int | None = None) -> tuple[int, int]:
-    """Return the rows and columns of a block; those that are not given are the fastest measured.
-
-    Of a causal row of blocks half a block is wasted, which is much where T is short.
-    """
-    block_q = min(256, max(128, T // 8)) if block_q is None else block_q
-    block_k = 512 if block_k is None else block_k
-    if block_q < 1 or block_k < 1:
-        raise ValueError(f"block_q and block_k must be 1 or more, but are {block_q} and {block_k}")
-    return block_q, block_k
-
-
 def blocks(q: Array, k: Array, rules: Rules) -> tuple[list[slice], list[slice], int]:
     """Return the blocks of queries, those of keys, and the bytes of one block of scores."""
     (H, T), (H_kv, S) = q.shape[1:3], k.shape[1:3]
-    block_q, block_k = rules.blocks or block_sizes(T)
+    block_q, block_k = rules.blocks or (BLOCK_Q, BLOCK_K)
     rows = max(1, block_q // (H // H_kv))
     size = (H // H_kv) * min(rows, T) * min(block_k, S) * q.itemsize
     return slices(T, rows), slices(S, block_k), size
