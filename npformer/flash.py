@@ -123,8 +123,9 @@ def flash_attention(
                 highest = np.max(S, axis=-1, keepdims=True, initial=-np.inf)
                 before, m = m, np.maximum(m, highest)
                 shift = np.where(m == -np.inf, 0, m)
-                alpha = np.exp(before - shift)
-                S -= shift
+                with np.errstate(over="ignore"):  # a score too far below m becomes -inf
+                    S -= shift
+                    alpha = np.exp(before - shift)
                 P = np.exp(S, out=S)
                 l *= alpha
                 l += rowsum(P)
@@ -196,7 +197,8 @@ def flash_attention_backward(dy: Array, saved: AttentionSaved) -> tuple[Array, A
                 S = scores(scaled[..., i, :], k[..., j, :], rules)
                 slope = cap_slope(S, rules)
                 hide(S, i, j, rules.sight, *masks)
-                S -= lse[..., i, None]
+                with np.errstate(over="ignore"):
+                    S -= lse[..., i, None]
                 P = np.exp(S, out=S)
                 z = keep(ids, i, j, rules, P)
                 dP = times(dy[..., i, :], v[..., j, :].swapaxes(-1, -2))

@@ -115,6 +115,21 @@ def test_one_key_wins_where_scores_are_far_apart(rng):
         exact(np.delete(dv, winner, axis=2), 0)
 
 
+@pytest.mark.parametrize("winner", [0, 3, 5])
+def test_scores_further_apart_than_the_type_reaches(winner):
+    """-3e38 less 3e38 is -inf in float32: a weight of 0 and no warning."""
+    k = np.full((1, 1, 6, 1), -3e38, np.float32)
+    k[0, 0, winner] = 3e38
+    v = np.arange(6, dtype=np.float32).reshape(1, 1, 6, 1)
+    with np.errstate(all="raise"):
+        y, saved = F.flash_attention(np.ones((1, 1, 2, 1), "f"), k, v, block_k=2)
+        dq, dk, dv = F.flash_attention_backward(np.ones_like(y), saved)
+    exact(y, winner)
+    exact(dq, 0)
+    exact(dk, 0)
+    exact(dv[0, 0, :, 0], np.where(np.arange(6) == winner, 2, 0))
+
+
 def test_the_correction_is_a_product_and_not_a_quotient():
     """Two blocks of one key each, the second score higher: by hand."""
     q, k = np.ones((1, 1, 1, 1)), np.log([[[[2.0], [6.0]]]])
