@@ -188,6 +188,20 @@ def test_targets_that_are_all_ignored_change_nothing_but_by_decay():
         exact(p.value, before[name])
 
 
+def test_dropout_differs_between_the_batches_of_a_step():
+    class Same:
+        def at(self, n):
+            return TextBatches(TEXT, 3, 5).at(0)
+
+        def digest(self):
+            return ""
+
+    losses = [
+        train(language_model(dropout=0.3), Same(), steps=1, accumulate=n).losses[0] for n in (1, 2)
+    ]
+    assert abs(losses[0] - losses[1]) > 1e-4
+
+
 # ------------------------------------------------------------------ reproducible, bit for bit
 
 
@@ -272,7 +286,8 @@ def test_a_stopped_run_goes_on_bit_for_bit(kind, number, tmp_path):
         assert caught.value.signal == number
         assert caught.value.result.step == step + 1
         with (folder / "steps.csv").open("a") as file:
-            file.write("9,0.5")  # of a line that was cut off
+            # A step after the state was written, and a line that was cut off.
+            file.write(f"{step + 2},0.5,0.5,0.5,30,9.0,9.0\n9,0.5")
         model, data = make()
         for p in model.parameters():
             p.value += 1  # whatever it was, the state has the weights

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import json
 import os
-import zipfile
-import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -70,6 +68,8 @@ class TrainingState:
 
 def save_state(path: str | os.PathLike[str], state: TrainingState) -> None:
     """Write a state; if that fails, ``path`` stays as it was and the error names it."""
+    arrays = {f"weights/{name}": a for name, a in state.weights.items()}
+    arrays |= {f"optimizer/{name}": a for name, a in state.optimizer.items()}
     meta = {
         "format": FORMAT,
         "version": VERSION,
@@ -79,10 +79,9 @@ def save_state(path: str | os.PathLike[str], state: TrainingState) -> None:
         "options": asdict(state.options),
         "vocabulary": state.vocabulary,
         "digest": state.digest,
+        "arrays": list(arrays),  # a damaged archive may lack some without a word
     }
-    arrays = {"meta": np.frombuffer(json.dumps(meta).encode(), np.uint8)}
-    arrays |= {f"weights/{name}": a for name, a in state.weights.items()}
-    arrays |= {f"optimizer/{name}": a for name, a in state.optimizer.items()}
+    arrays["meta"] = np.frombuffer(json.dumps(meta).encode(), np.uint8)
     try:
         with atomic_write(path, binary=True) as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
@@ -102,45 +101,44 @@ def load_state(path: str | os.PathLike[str]) -> TrainingState:
         if it is no state, is damaged, or is of another version.
     """
     path = Path(path)
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            meta = json.loads(archive["meta"].tobytes())
-            if meta["format"] != FORMAT:
-                raise KeyError("format")
-            if meta["version"] != VERSION:
-                raise WrongVersionError(
-                    f"{path} holds a training state of version {meta['version']}, but this "
-                    f"npformer reads version {VERSION}"
-                )
-            arrays = {name: archive[name] for name in archive.files if name != "meta"}
-        parts: dict[str, dict[str, Array]] = {"weights": {}, "optimizer": {}}
-        for name, a in arrays.items():
-            part, _, rest = name.partition("/")
-            parts[part][rest] = a
-        return TrainingState(
-            step=int(meta["step"]),
-            seconds=float(meta["seconds"]),
-            config=TransformerConfig(**meta["config"]),
-            options=TrainingConfig(**meta["options"]),
-            vocabulary=meta["vocabulary"],
-            digest=meta["digest"],
-            **parts,
-        )
-    except WrongVersionError:
-        raise
-    except (
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        EOFError,
-        zipfile.BadZipFile,
-        zlib.error,
-        NotImplementedError,
-    ) as error:
-        raise ValueError(
-            f"{path} is no training state, or it is damaged ({type(error).__name__}: {error})"
-        ) from None
+    with path.open("rb") as file:
+        try:
+            return parsed(file, path)
+        except (WrongVersionError, MemoryError):
+            raise
+        except Exception as error:  # a damaged archive raises a dozen kinds
+            raise ValueError(
+                f"{path} is no training state, or it is damaged ({type(error).__name__}: {error})"
+            ) from None
+
+
+def parsed(file: IO[bytes], path: Path) -> TrainingState:
+    """Return the state in an open file."""
+    with np.load(file, allow_pickle=False) as archive:
+        meta = json.loads(archive["meta"].tobytes())
+        if meta["format"] != FORMAT:
+            raise KeyError("format")
+        if meta["version"] != VERSION:
+            raise WrongVersionError(
+                f"{path} holds a training state of version {meta['version']}, but this npformer "
+                f"reads version {VERSION}"
+            )
+        arrays = {name: archive[name] for name in archive.files if name != "meta"}
+    if arrays.keys() != set(meta["arrays"]):
+        raise KeyError("arrays")
+    parts: dict[str, dict[str, Array]] = {"weights": {}, "optimizer": {}}
+    for name, a in arrays.items():
+        part, _, rest = name.partition("/")
+        parts[part][rest] = a
+    return TrainingState(
+        step=int(meta["step"]),
+        seconds=float(meta["seconds"]),
+        config=TransformerConfig(**meta["config"]),
+        options=TrainingConfig(**meta["options"]),
+        vocabulary=meta["vocabulary"],
+        digest=meta["digest"],
+        **parts,
+    )
 
 
 class WrongVersionError(ValueError):
