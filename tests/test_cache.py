@@ -234,6 +234,20 @@ def test_each_call_rotates_every_key_at_the_length_it_has_reached(scaling, windo
         exact(model(ids[:, :5]), plain(ids[:, :5]))
 
 
+@pytest.mark.parametrize("rolling", [False, True])
+@pytest.mark.parametrize("window", [None, 9])
+def test_the_length_is_that_of_the_longest_row_even_when_it_rests(window, rolling, rng):
+    options = dict(positions="rope", rope_scaling=DYNAMIC, window=window)
+    model, ids = make("", L=1, **options), rng.integers(0, V, (2, 13))
+    real = np.ones((2, 13), bool)
+    real[1, :6] = real[0, 12] = False
+    cache = cache_for(model, 2, 13, rolling=rolling)
+    fed(model, cache, ids[:, :12], [5, 11], real[:, :12])
+    last = model(ids[:, 12:], real[:, 12:], cache=cache)
+    close(last[1], model(ids, real)[1, 12:], rtol=0, atol=1e-10)
+    assert np.abs(last[1] - model(ids[1:, 6:])[0, -1:]).max() > 1e-4
+
+
 def test_keys_are_kept_unrotated_where_the_rotation_follows_the_length(rng):
     model = make("", L=1, positions="rope", rope_scaling=DYNAMIC)
     ids = rng.integers(0, V, (1, 6))
@@ -320,8 +334,9 @@ def test_a_failed_call_leaves_the_cache_as_it_was(rng):
     for name in MODELS:
         for rolling, dtype in ((False, np.float64), (True, np.float64), (True, np.int8)):
             model, ids = make(name), rng.integers(0, V, (2, 13))
+            real = np.arange(13) >= np.array([[0], [4]])
             cache = cache_for(model, 2, 13, dtype, rolling=rolling)
-            model(ids[:, :4], cache=cache)
+            model(ids[:, :4], real[:, :4], cache=cache)
             model(ids[:, 4:5], cache=cache)
             before = copy.deepcopy(cache)
             for T in (1, 2, 7):
@@ -338,6 +353,8 @@ def test_a_failed_call_leaves_the_cache_as_it_was(rng):
                     exact(cache.v[layer][:, :, :n], before.v[layer][:, :, :n])
             logits = [model(ids[:, 5:9], cache=c) for c in (cache, before)]
             exact(logits[0], logits[1])
+            if dtype != np.int8:
+                close(logits[0], model(ids[:, :9], real[:, :9])[:, 5:], rtol=0, atol=1e-10)
 
 
 def test_going_back(rng):

@@ -165,6 +165,7 @@ CROSS = {
     "no key bias": {"causal": False},
     "scale, cap": {"causal": False},
     "half rotation": {},
+    "window both sides": {"window": 3},
 }
 
 
@@ -182,13 +183,24 @@ def test_cross_attention(name, d_context, rng):
     dx, dcontext = layer.backward(y, saved)
     assert (dx.shape, dcontext.shape) == (x.shape, context.shape)
     exact(dcontext[1, 4:], 0)
-    assert np.abs(dcontext[1, :4]).min() > 0
+    if layer.config.window is None:
+        assert np.abs(dcontext[1, :4]).min() > 0
     for method in ("complex", "central"):
         report = nf.gradcheck(layer, x, context, mask=mask, method=method, samples=15)
         assert report.passed, report
     other = context.copy()
     other[1, 4:] = 9
     exact(layer(x, other, mask=mask), y)
+
+
+def test_dropout_is_active_only_where_there_is_a_generator(rng):
+    layer, x = make("causal", dropout=0.4), rng.standard_normal((B, T, D))
+    y, dropped = layer(x), layer.forward(x, rng=3)[0]
+    assert np.abs(dropped - y).max() > 1e-2
+    exact(layer.forward(x, rng=np.random.default_rng(3))[0], dropped)
+    exact(make("causal")(x), y)
+    nothing = make("causal", dropout=1.0)
+    close(nothing.forward(x, rng=3)[0], np.broadcast_to(nothing.Wo.b.value, x.shape), rtol=1e-14)
 
 
 def test_a17_query_head_h_reads_key_head_h_over_group():
