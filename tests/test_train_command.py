@@ -131,6 +131,30 @@ def test_lines_are_texts_of_their_own(run, tmp_path):
     assert model.cfg.T_max == 6
 
 
+def test_a_tokenizer_file_is_a_vocabulary(run, text, tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=262, initial_alphabet=alphabet, show_progress=False
+    )
+    made.train_from_iterator([TEXT], trainer)
+    made.save(str(tmp_path / "tokenizer.json"))
+    out = tmp_path / "run"
+    options = ["--text", text, "--vocabulary", tmp_path / "tokenizer.json", *SMALL, "--T", 5]
+    status, _, err = run("train", "--out", out, *options, "--sample", 20)
+    assert (status, err) == (0, "")
+    model, vocabulary = load_trained(out)
+    assert model.cfg.V == 262
+    assert vocabulary.decode(vocabulary.encode(TEXT)) == TEXT
+    (tmp_path / "tokenizer.json").unlink()  # the run has it all
+    assert main(["generate", str(out / "model"), "--prompt", "残差", "--json"]) == 0
+    status, _, err = run("train", "--out", out, "--resume")
+    assert (status, err) == (0, "")
+
+
 # ------------------------------------------------------------------------- options and files
 
 

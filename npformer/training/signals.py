@@ -27,7 +27,8 @@ class Patience:
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            if handler is not None:  # one that was not set from Python can't be put back
+                signal.signal(number, handler)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None and number == signal.SIGINT:
