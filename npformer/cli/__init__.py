@@ -10,7 +10,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any, NoReturn
 
-VERBS = ("curves", "gradcheck", "inspect", "account", "train", "generate")
+VERBS = ("curves", "gradcheck", "inspect", "account", "experiment", "train", "generate")
 """In the order of ``npformer --help``: a new verb is a module with ``add(verbs)`` and a name."""
 
 _EXAMPLES = """\
