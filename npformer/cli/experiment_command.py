@@ -10,8 +10,8 @@ from typing import Any
 from ..labels import LANGUAGES, wrap
 
 _DESCRIPTION = """\
-Count or measure what a text claims. Prints a table; with --out also the figure (SVG and PNG) and its
-data (CSV).
+Count or measure what a text claims. Prints a table; with --out also the figure (SVG and PNG) and
+its data (CSV).
 """
 
 _EXAMPLES = """\
