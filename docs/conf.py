@@ -25,6 +25,7 @@ extensions = [
     "sphinx.ext.mathjax",
     "sphinx.ext.viewcode",
 ]
+templates_path = ["_templates"]
 exclude_patterns = ["_build", "**/.ipynb_checkpoints", "examples/*"]
 default_role = "autolink"  # a link where the name is documented, plain text elsewhere
 nitpicky = False
@@ -53,7 +54,7 @@ html_theme_options = {
     "footer_start": ["copyright"],
     "footer_end": [],
 }
-html_sidebars = {"index": []}
+html_sidebars = {page: [] for page in ("index", "notation", "names", "errata")}
 mathjax_path = "tex-svg.js"
 
 

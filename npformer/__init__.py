@@ -43,6 +43,7 @@ _LATE = {
     "optim": "optim",
     "check_causal": "probes",
     "check_padding": "probes",
+    "inspect": "experiments.inspection",
     "data": "data",
     "batches": "batches",
     "TrainingConfig": "training",
