@@ -55,8 +55,8 @@ def kv_cache_bytes(
     dtype : str or dtype
         A name of `DTYPE_BYTES`, or a NumPy dtype.
     rolling : bool
-        A layer with a window keeps no more than its window, in a ring. `npformer.KVCache` does
-        not do that, it keeps everything.
+        A layer with a window keeps no more than its window, as `npformer.KVCache` does with
+        ``rolling=True``. (Its int8 keeps 4 bytes of scale with each vector besides.)
     source : int
         Tokens on the other side of a cross-attention, whose keys and values are kept too.
 
