@@ -186,7 +186,7 @@ def attention_backward(dy: Array, saved: AttentionSaved) -> tuple[Array, Array, 
     q5, k, v, *rest = grouped(q, k, v, mask)
     lead = q5.shape[:3]
     dy, y, lse = (a.reshape(*lead, *a.shape[2:]) for a in (dy, y, lse))
-    dq, dk, dv = headwise(head, q5, k, v, dy, y, lse, *rest, work_bytes=2 * panel_bytes(q, k))
+    dq, dk, dv = headwise(head, q5, k, v, dy, y, lse, *rest, work_bytes=panel_bytes(q, k))
     return dq.reshape(q.shape), dk, dv
 
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from .arrays import Array, require_ids, require_last
 from .buffers import empty
 from .module import Module, Parameter
-from .parallel import add_rows, matmul, sum_by_id, total_row
+from .parallel import add_rows, matmul, matmuls, sum_by_id, total_row
 
 
 class LinearSaved(NamedTuple):
@@ -66,8 +66,8 @@ def linear_backward(dy: Array, saved: LinearSaved) -> tuple[Array, ...]:
     """
     x, W, bias = saved
     rows = dy.reshape(-1, W.shape[1])
-    dx = matmul(rows, W.T).reshape(x.shape)
-    dW = matmul(x.reshape(-1, len(W)).T, rows)
+    dx, dW = matmuls((rows, W.T), (x.reshape(-1, len(W)).T, rows))
+    dx = dx.reshape(x.shape)
     return (dx, dW, total_row(rows)) if bias else (dx, dW)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ __all__ = [
     "colsum",
     "headwise",
     "matmul",
+    "matmuls",
     "rowdot",
     "rowmean",
     "rowsum",
@@ -36,8 +38,8 @@ __all__ = [
     "total_row",
 ]
 
-BLOCK_BYTES = 1 << 19  # of one operand; a few of them fit in a core's L2 cache
-PIECES = 8  # a call is cut into at least so many pieces where they stay large enough
+BLOCK_BYTES = 1 << 20  # of one operand; a few of them fit in a core's L2 cache
+PIECES = 4  # a call is cut into at least so many pieces where they stay large enough
 SMALL_PRODUCT = 1 << 21  # multiply-adds below which a product is not worth a second thread
 
 
@@ -66,8 +68,8 @@ def rowwise(
     half = arrays[0].dtype == np.float16
     row_bytes = max(1, *(a.shape[1] * a.itemsize for a in flat))
     step = max(1, min(BLOCK_BYTES // row_bytes, -(-n // PIECES)))
-    if step * row_bytes < BLOCK_BYTES // 4:
-        step = max(1, BLOCK_BYTES // 4 // row_bytes)  # small pieces cost more than they bring
+    if step * row_bytes < BLOCK_BYTES // 2:
+        step = max(1, BLOCK_BYTES // 2 // row_bytes)  # small pieces cost more than they bring
     if n <= step:
         with single_blas():
             return _shaped(lead, block(*map(widen, flat)), half, stats, sums)
@@ -176,33 +178,46 @@ def matmul(a: Array, b: Array, plus: Array | None = None) -> Array:
 
     ``plus`` is a row, such as a bias, or None.
     """
-    if a.dtype == np.float16 and b.dtype == np.float16:
-        return matmul(widen(a), widen(b), plus).astype(np.float16)
-    (n, k), m = a.shape, b.shape[1]
-    y = empty((n, m), np.result_type(a, b))
-    pieces = min(threads(), max(n, m) // 64)
+    return matmuls((a, b), plus=plus)[0]
+
+
+def matmuls(*products: tuple[Array, Array], plus: Array | None = None) -> list[Array]:
+    """Return ``[a @ b + plus for a, b in products]``, computed together.
+
+    A product that is no more than a thread's share of them all is one task; others are cut.
+    """
+    half = [a.dtype == np.float16 and b.dtype == np.float16 for a, b in products]
+    wide = [(widen(a), widen(b)) if h else (a, b) for (a, b), h in zip(products, half, strict=True)]
+    outs = [empty((len(a), b.shape[1]), np.result_type(a, b)) for a, b in wide]
     # Of few rows or columns reading the matrix is the work: it counts like 16 of them.
-    if pieces < 2 or max(n, 16) * k * max(m, 16) < SMALL_PRODUCT or inside():
-        np.matmul(a, b, out=y)
-        if plus is not None:
-            y += plus
-        return y
-    edges = [max(n, m) * i // pieces // 16 * 16 for i in range(pieces)] + [max(n, m)]
+    work = [max(len(a), 16) * a.shape[1] * max(b.shape[1], 16) for a, b in wide]
+    cuts = 1 if sum(work) < SMALL_PRODUCT or inside() else threads()
+    tasks = []
+    for (a, b), y, w in zip(wide, outs, work, strict=True):
+        pieces = 1 if w * cuts <= sum(work) else cuts
+        by_rows = len(y) >= min(128 * pieces, y.shape[1])  # whole rows of the result are faster
+        tasks += [(a, b, y, part, by_rows) for part in _cut(y.shape[not by_rows], pieces)]
 
     def task(i: int) -> None:
-        part = slice(edges[i], edges[i + 1])
-        if n >= m:
-            np.matmul(a[part], b, out=y[part])
-            if plus is not None:
-                y[part] += plus
+        a, b, y, part, by_rows = tasks[i]
+        if by_rows:
+            a, y, row = a[part], y[part], plus
         else:
-            np.matmul(a, b[:, part], out=y[:, part])
-            if plus is not None:
-                y[:, part] += plus[part]
+            b, y, row = b[:, part], y[:, part], None if plus is None else plus[part]
+        np.matmul(a, b, out=y)
+        if row is not None:
+            y += row
 
     with single_blas():
-        run(task, pieces)
-    return y
+        run(task, len(tasks))
+    return [y.astype(np.float16) if h else y for y, h in zip(outs, half, strict=True)]
+
+
+def _cut(n: int, pieces: int) -> list[slice]:
+    """``range(n)`` in pieces of 64 or more, a multiple of 16 each but for the last."""
+    pieces = max(1, min(pieces, n // 64))
+    edges = [n * i // pieces // 16 * 16 for i in range(pieces)] + [n]
+    return [slice(start, stop) for start, stop in pairwise(edges)]
 
 
 def total_row(x: Array) -> Array:

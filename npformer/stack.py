@@ -15,7 +15,7 @@ from .dropout import dropout, dropout_backward
 from .linear import Embedding
 from .module import Module, Parameter
 from .norm import make_norm
-from .parallel import matmul, rowwise, total_row
+from .parallel import matmul, matmuls, rowwise, total_row
 from .position import LearnedPositions, sinusoidal
 from .team import with_single_blas
 
@@ -201,8 +201,8 @@ def unembedding_backward(dz: Array, saved: UnembeddingSaved) -> tuple[Array, ...
     """
     x, E, bias = saved
     rows = dz.reshape(-1, len(E))
-    dx = matmul(rows, E).reshape(x.shape)
-    dE = matmul(rows.T, x.reshape(-1, x.shape[-1]))
+    dx, dE = matmuls((rows, E), (rows.T, x.reshape(-1, x.shape[-1])))
+    dx = dx.reshape(x.shape)
     return (dx, dE, total_row(rows)) if bias else (dx, dE)
 
 
