@@ -19,7 +19,7 @@ from learning import Outcome, arguments, report
 
 import npformer as nf
 from npformer.batches import TextBatches, split
-from npformer.cli.train_command import MODEL, TRAINING, WINDOW
+from npformer.cli.train_command import MODEL, TRAINING, WINDOW, training_options
 from npformer.data import CharacterVocabulary, load_text
 
 LLAMA = {
@@ -42,10 +42,11 @@ def main() -> None:
     words = CharacterVocabulary(text)
     ids, held_out = split(words.encode(text), 0.1)
     options = LLAMA if args.llama else MODEL
-    model = nf.DecoderLM(nf.TransformerConfig(V=words.V, T_max=WINDOW, **options), rng=args.seed)
-    training = nf.TrainingConfig(
-        **{**TRAINING, "steps": args.steps, "T": WINDOW, "seed": args.seed, "evaluate_every": 0}
+    model = nf.DecoderLM(
+        nf.TransformerConfig(V=words.V, T_max=WINDOW, window=WINDOW, **options), rng=args.seed
     )
+    changed = {"steps": args.steps, "T": WINDOW, "seed": args.seed, "evaluate_every": 0}
+    training = nf.TrainingConfig(**training_options(changed))
     result = nf.train(model, ids, config=training, progress=True)
     loss = nf.evaluate(model, TextBatches(held_out, 64, WINDOW))
     assert loss is not None

@@ -99,7 +99,9 @@ def main() -> None:
     longest = max(map(len, sources + questions))
     cfg = nf.TransformerConfig(V=words.V, T_max=longest, **MODEL)
     model = nf.EncoderDecoder(cfg, rng=args.seed)
-    result = nf.train(model, data, config=TRAINING, steps=args.steps, seed=args.seed, progress=True)
+    warmup = min(TRAINING.warmup, args.steps // 10)
+    changed = {"steps": args.steps, "warmup": warmup, "seed": args.seed}
+    result = nf.train(model, data, config=TRAINING, progress=True, **changed)
     right = exact(model, words, questions, answers)
     for q, a, r in zip(questions, answers, right, strict=True):
         if not r:

@@ -299,7 +299,7 @@ def test_a_run_goes_on_with_its_own_options_only(run, text, tmp_path):
     assert run("train", "--out", out, "--text", text, *SMALL)[0] == 0
     for argv, message in (
         (["--d", 16], "has d 8, not 16"),
-        (["--lr", 0.5], "other options: lr 0.004 and not 0.5"),
+        (["--lr", 0.5], "other options: lr 0.006 and not 0.5"),
         (["--text", tmp_path / "other.txt"], "not"),
         (["--config", "x.toml"], "leave --config out"),
     ):

@@ -49,17 +49,17 @@ A file for --config holds the same options in three tables:
   steps = 5000
 """
 
-MODEL: dict[str, Any] = {"d": 96, "L": 4, "H": 4, "positions": "rope"}
+MODEL: dict[str, Any] = {"d": 96, "L": 4, "H": 4, "positions": "rope", "init": "xavier"}
 """What the command changes in a model's defaults."""
 
 TRAINING: dict[str, Any] = {
-    "steps": 2000,
+    "steps": 1500,
     "B": 16,
-    "lr": 0.004,
+    "lr": 0.006,
     "warmup": 100,
     "evaluate_every": 500,
 }
-"""What it changes in those of the training."""
+"""What it changes in those of the training; a short run warms up for a tenth of it."""
 
 WINDOW = 64
 """Tokens of a window of a long text."""
@@ -224,11 +224,20 @@ def prepared(plan: Plan, home: Path, *, resume: bool) -> tuple[Any, Corpus, Trai
         state = load_state(home / "state.npz")
         words = None if state.vocabulary is None else restored(state.vocabulary)
         return state.model(), load_corpus(plan.data, words), TrainingConfig(**plan.training)
-    config = TrainingConfig(**{**TRAINING, **plan.training})
+    config = TrainingConfig(**training_options(plan.training))
     if plan.data.start is not None:
         return (*started(plan), config)
     corpus = load_corpus(plan.data)
     return made(model_config(plan, corpus), config.seed), corpus, config
+
+
+def training_options(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of the training with the command's own defaults."""
+    options = {**TRAINING, **given}
+    steps = options["steps"]
+    if "warmup" not in given and isinstance(steps, int):
+        options["warmup"] = min(TRAINING["warmup"], steps // 10)
+    return options
 
 
 def model_config(plan: Plan, corpus: Corpus) -> TransformerConfig:
@@ -237,6 +246,9 @@ def model_config(plan: Plan, corpus: Corpus) -> TransformerConfig:
 
     window = plan.training.get("T") or WINDOW
     defaults = {**MODEL, "T_max": corpus.longest or window}
+    if not corpus.longest:
+        # What is trained on windows of T tokens looks back no further when it writes more.
+        defaults["window"] = window
     cfg = TransformerConfig(
         V=corpus.vocabulary.V, kind=plan.data.kind, **{**defaults, **plan.model}
     )
