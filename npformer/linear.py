@@ -66,7 +66,7 @@ def linear_backward(dy: Array, saved: LinearSaved) -> tuple[Array, ...]:
     """
     x, W, bias = saved
     rows = dy.reshape(-1, W.shape[1])
-    dx, dW = matmuls((rows, W.T), (x.reshape(-1, len(W)).T, rows))
+    dx, dW = matmuls((rows, W.T, None), (x.reshape(-1, len(W)).T, rows, None))
     dx = dx.reshape(x.shape)
     return (dx, dW, total_row(rows)) if bias else (dx, dW)
 
@@ -137,6 +137,22 @@ class Linear(Module):
         if self.b is not None:
             self.b.accumulate(db[0])
         return dx
+
+
+def linears(x: Array, *layers: Linear) -> list[tuple[Array, LinearSaved]]:
+    """``[layer.forward(x) for layer in layers]`` with all products computed together."""
+    for layer in layers:
+        require_last(x, len(layer.W.value), "x")
+    rows = x.reshape(-1, x.shape[-1])
+    biases = [None if layer.b is None else layer.b.value for layer in layers]
+    made = matmuls(*((rows, layer.W.value, b) for layer, b in zip(layers, biases, strict=True)))
+    return [
+        (
+            y.reshape(*x.shape[:-1], y.shape[1]),
+            LinearSaved(x, layer.W.value, layer.b is not None),
+        )
+        for y, layer in zip(made, layers, strict=True)
+    ]
 
 
 class Embedding(Module):

@@ -12,7 +12,7 @@ from .attention import attention, attention_backward
 from .attention_config import AttentionConfig
 from .cache import LayerCache
 from .flash import flash_attention, flash_attention_backward
-from .linear import Linear
+from .linear import Linear, linears
 from .masks import check_mask, combine_masks, has_gaps, token_window
 from .module import Module
 from .norm import RMSNorm
@@ -96,11 +96,12 @@ class MultiHeadAttention(Module):
         self._check(x, context, cache)
         if positions is None:
             positions = np.arange(x.shape[1]) if cache is None else cache.new_positions
-        q = self._project(x, "q", saved)
         if context is None:
-            q, k, v = self._read_itself(q, x, positions, cache, saved)
+            q, k, v = self._project(x, "qkv", saved)
+            q, k, v = self._read_itself(q, k, v, positions, cache, saved)
             mask, window = self._sight(q, k, mask, cache)
         else:
+            (q,) = self._project(x, "q", saved)
             q, k, v = self._read_context(q, context, positions, cache, saved)
             window = c.window
         kernel, _ = self._kernel(q, k)
@@ -168,10 +169,15 @@ class MultiHeadAttention(Module):
         return KERNELS["flash" if q.shape[2] >= 128 and k.shape[2] > 1024 else "dense"]
 
     def _read_itself(
-        self, q: Array, x: Array, positions: Any, cache: LayerCache | None, saved: dict[str, Any]
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        positions: Any,
+        cache: LayerCache | None,
+        saved: dict[str, Any],
     ) -> tuple[Array, Array, Array]:
-        """Queries, keys and values of self-attention, the keys and values of the cache included."""
-        k, v = self._project(x, "k", saved), self._project(x, "v", saved)
+        """Queries, keys and values of self-attention, rotated, those of the cache included."""
         if cache is not None and self.config.by_length:
             # All keys are rotated anew, at the length that the text has reached.
             k, v = cache.append(k, v)
@@ -199,7 +205,7 @@ class MultiHeadAttention(Module):
             q = rotate(q, *saved["rope_q"])
         if cache is not None and cache.cross is not None:
             return q, *cache.cross
-        k, v = self._project(context, "k", saved), self._project(context, "v", saved)
+        k, v = self._project(context, "kv", saved)
         if rope:
             saved["rope_k"] = self._table(k, np.arange(k.shape[2]))
             k = rotate(k, *saved["rope_k"])
@@ -234,17 +240,20 @@ class MultiHeadAttention(Module):
             x, positions, c.rope_base, c.rope_scaling, c.rope_layout, c.rotary_dim, length
         )
 
-    def _project(self, x: Array, name: str, saved: dict[str, Any]) -> Array:
-        """Queries, keys or values (B, heads, T, d_h), not rotated yet."""
-        layer, norm, heads = self._parts(name)
-        rows, saved[f"W{name}"] = layer.forward(x)
-        if norm is not None:
-            shape = rows.shape
-            if self.config.qk_norm == "head":
-                rows = rows.reshape(*shape[:2], heads, self.config.width)
-            rows, saved[f"{name}_norm"] = norm.forward(rows)
-            rows = rows.reshape(shape)
-        return split_heads(rows, heads)
+    def _project(self, x: Array, names: str, saved: dict[str, Any]) -> list[Array]:
+        """Queries, keys or values by their letters, (B, heads, T, d_h) each, not rotated yet."""
+        projected = []
+        made = linears(x, *(self._parts(name)[0] for name in names))
+        for name, (rows, saved[f"W{name}"]) in zip(names, made, strict=True):
+            _, norm, heads = self._parts(name)
+            if norm is not None:
+                shape = rows.shape
+                if self.config.qk_norm == "head":
+                    rows = rows.reshape(*shape[:2], heads, self.config.width)
+                rows, saved[f"{name}_norm"] = norm.forward(rows)
+                rows = rows.reshape(shape)
+            projected.append(split_heads(rows, heads))
+        return projected
 
     def _project_backward(self, dx: Array, name: str, saved: dict[str, Any]) -> Array:
         """Undo the rotation, the norm and the projection of queries, keys or values."""

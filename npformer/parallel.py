@@ -41,6 +41,7 @@ __all__ = [
 BLOCK_BYTES = 1 << 20  # of one operand; a few of them fit in a core's L2 cache
 PIECES = 4  # a call is cut into at least so many pieces where they stay large enough
 SMALL_PRODUCT = 1 << 21  # multiply-adds below which a product is not worth a second thread
+FEW_ROWS = 16  # up to so many, reading the matrix is what a product costs
 
 
 def rowwise(
@@ -178,38 +179,51 @@ def matmul(a: Array, b: Array, plus: Array | None = None) -> Array:
 
     ``plus`` is a row, such as a bias, or None.
     """
-    return matmuls((a, b), plus=plus)[0]
+    return matmuls((a, b, plus))[0]
 
 
-def matmuls(*products: tuple[Array, Array], plus: Array | None = None) -> list[Array]:
-    """Return ``[a @ b + plus for a, b in products]``, computed together.
+def matmuls(*products: tuple[Array, Array, Array | None]) -> list[Array]:
+    """Return ``[a @ b + plus for a, b, plus in products]``, computed together.
 
-    A product that is no more than a thread's share of them all is one task; others are cut.
+    As many products as threads are a task each; fewer or more are cut. So are few rows, where
+    reading the matrix is the work: along the sum if the matrix lies in memory row by row, since
+    pieces of rows are read at half the speed.
     """
-    half = [a.dtype == np.float16 and b.dtype == np.float16 for a, b in products]
-    wide = [(widen(a), widen(b)) if h else (a, b) for (a, b), h in zip(products, half, strict=True)]
+    half = [a.dtype == np.float16 and b.dtype == np.float16 for a, b, _ in products]
+    wide = [
+        (widen(a), widen(b)) if h else (a, b) for (a, b, _), h in zip(products, half, strict=True)
+    ]
     outs = [empty((len(a), b.shape[1]), np.result_type(a, b)) for a, b in wide]
-    # Of few rows or columns reading the matrix is the work: it counts like 16 of them.
-    work = [max(len(a), 16) * a.shape[1] * max(b.shape[1], 16) for a, b in wide]
-    cuts = 1 if sum(work) < SMALL_PRODUCT or inside() else threads()
-    tasks = []
-    for (a, b), y, w in zip(wide, outs, work, strict=True):
-        pieces = 1 if w * cuts <= sum(work) else cuts
-        by_rows = len(y) >= min(128 * pieces, y.shape[1])  # whole rows of the result are faster
-        tasks += [(a, b, y, part, by_rows) for part in _cut(y.shape[not by_rows], pieces)]
+    # Of few rows or columns reading the matrix counts like 16 of them.
+    work = sum(max(len(a), 16) * a.shape[1] * max(b.shape[1], 16) for a, b in wide)
+    count = 1 if work < SMALL_PRODUCT or inside() or len(products) == threads() else threads()
+    tasks: list[tuple[Array, Array, Array | None, Array]] = []
+    sums: list[tuple[Array, Array, Array | None]] = []
+    for (a, b), (_, _, plus), y in zip(wide, products, outs, strict=True):
+        (n, k), m = a.shape, b.shape[1]
+        if n < FEW_ROWS and b.flags.c_contiguous and len(parts := _cut(k, count)) > 1:
+            terms = np.empty((len(parts), n, m), y.dtype)
+            tasks += [(a[:, p], b[p], None, t) for p, t in zip(parts, terms, strict=True)]
+            sums.append((y, terms, plus))
+        elif n >= min(128 * count, m):
+            tasks += [(a[p], b, plus, y[p]) for p in _cut(n, count)]
+        else:
+            tasks += [
+                (a, b[:, p], None if plus is None else plus[p], y[:, p]) for p in _cut(m, count)
+            ]
 
     def task(i: int) -> None:
-        a, b, y, part, by_rows = tasks[i]
-        if by_rows:
-            a, y, row = a[part], y[part], plus
-        else:
-            b, y, row = b[:, part], y[:, part], None if plus is None else plus[part]
+        a, b, plus, y = tasks[i]
         np.matmul(a, b, out=y)
-        if row is not None:
-            y += row
+        if plus is not None:
+            y += plus
 
     with single_blas():
         run(task, len(tasks))
+    for y, terms, plus in sums:
+        np.sum(terms, axis=0, out=y)
+        if plus is not None:
+            y += plus
     return [y.astype(np.float16) if h else y for y, h in zip(outs, half, strict=True)]
 
 

@@ -201,7 +201,7 @@ def unembedding_backward(dz: Array, saved: UnembeddingSaved) -> tuple[Array, ...
     """
     x, E, bias = saved
     rows = dz.reshape(-1, len(E))
-    dx, dE = matmuls((rows, E), (rows.T, x.reshape(-1, x.shape[-1])))
+    dx, dE = matmuls((rows, E, None), (rows.T, x.reshape(-1, x.shape[-1]), None))
     dx = dx.reshape(x.shape)
     return (dx, dE, total_row(rows)) if bias else (dx, dE)
 
