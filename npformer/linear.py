@@ -125,8 +125,10 @@ class Linear(Module):
     ) -> None:
         rng = np.random.default_rng(rng)
         bound = n**-0.5 if n else 0.0
-        self.W = Parameter(rng.uniform(-bound, bound, (n, m)).astype(dtype))
-        self.b = Parameter(rng.uniform(-bound, bound, m).astype(dtype)) if bias else None
+        self.W = Parameter(rng.uniform(-bound, bound, (n, m)).astype(dtype, copy=False))
+        self.b = (
+            Parameter(rng.uniform(-bound, bound, m).astype(dtype, copy=False)) if bias else None
+        )
 
     def forward(self, x: Array) -> tuple[Array, LinearSaved]:
         return linear(x, self.W.value, None if self.b is None else self.b.value)
@@ -166,7 +168,8 @@ class Embedding(Module):
         rng: np.random.Generator | int | None = None,
         dtype: npt.DTypeLike = np.float32,
     ) -> None:
-        self.E = Parameter(np.random.default_rng(rng).standard_normal((V, d)).astype(dtype))
+        start = np.random.default_rng(rng).standard_normal((V, d))
+        self.E = Parameter(start.astype(dtype, copy=False))
 
     def forward(self, ids: Any) -> tuple[Array, EmbeddingSaved]:
         return embedding(ids, self.E.value)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from ..arrays import Array
 from ..config import TransformerConfig
+from ..init import Unstarted
 from ..position import sinusoidal
 from ..sizes import count_parameters
 from .decoders import GEMMA2, GPT2, LLAMA, MISTRAL, QWEN2, QWEN3
@@ -218,22 +219,9 @@ def build(settings: Settings, tensors: Tensors, dtype: np.dtype[Any], **changed:
         raise ValueError(
             f"{tensors.where} holds {held} numbers, but its configuration needs {needed}"
         )
-    model = family.model(cfg, rng=_Zeros(), dtype=dtype)
+    model = family.model(cfg, rng=Unstarted(dtype), dtype=dtype)
     fill(model, family, tensors, names)
     return model
-
-
-class _Zeros(np.random.Generator):
-    """A generator for arrays that are filled later: drawing their numbers would take longer."""
-
-    def __init__(self) -> None:
-        super().__init__(np.random.PCG64(0))
-
-    def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Any = None) -> Any:
-        return np.zeros(size)
-
-    def standard_normal(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
-        return np.zeros(size, dtype)
 
 
 def _their_names(family: Family, tensors: Tensors) -> dict[str, str]:
