@@ -89,7 +89,8 @@ def test_files_hold_the_same_numbers(capsys, tmp_path):
     files = {path.name for path in out.iterdir()}
     assert files == {*record["files"], "inspect.json"}
     assert files == {f"{n}.{k}" for n in ("norms", "attention") for k in ("csv", "svg", "png")} | {
-        "inspect.json"
+        "inspect.json",
+        "attention.html",
     }
     with (out / "norms.csv").open(encoding="utf-8", newline="") as file:
         table = list(csv.DictReader(file))
@@ -204,6 +205,8 @@ COMPLAINTS = {
     "--scores 1,x": "must be numbers with commas",
     "--online-softmax --block 0": "block must be 1 or more",
     "--lang fr": "invalid choice",
+    "--rope --positions learned": "positions must be 'rope'",
+    "--rope --model x": "not --model",
     "--L two": "must be N and not 'two'",
 }
 
@@ -266,3 +269,23 @@ def test_the_online_softmax_step_by_step(capsys, tmp_path):
 def test_figures_are_left_out_where_nothing_is_drawn(capsys, tmp_path):
     inspected(capsys, "--attention", "0.0", "--out", str(tmp_path))
     assert not list(Path(tmp_path).glob("norms*"))
+
+
+def test_rotary_positions(capsys, tmp_path):
+    args = ["inspect", "--rope", "--preset", "llama-3.2-1b"]
+    assert main([*args, "--json", "--out", str(tmp_path)]) == 0
+    record = json.loads(capsys.readouterr().out)
+    theta, _ = nf.functional.rope_frequencies(64, 5e5, nf.preset("llama-3.2-1b").rope_scaling)
+    np.testing.assert_allclose(record["wavelengths"], 2 * np.pi / theta, rtol=1e-13)
+    plain = 2 * np.pi * 5e5 ** (np.arange(32) / 32)
+    np.testing.assert_allclose(record["wavelengths_without_scaling"], plain, rtol=1e-13)
+    assert record["spread"] < 1e-10
+    expected = np.cos(np.outer(record["distances"], theta)).mean(axis=1)
+    np.testing.assert_allclose(record["scores"][0], expected, rtol=0, atol=1e-9)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "rotation.csv", "rotation.png", "rotation.svg", "rotation_scores.csv"
+    ]  # fmt: skip
+    assert main(["inspect", "--rope", "--lang", "zh", "--T-max", "50"]) == 0
+    out = capsys.readouterr().out
+    assert "128 维" in out
+    assert "最长文本 50" in out

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,8 +18,11 @@ import npformer as nf
 from npformer import plots
 from npformer.experiments.attention_maps import Maps, attention_name, chosen_maps
 from npformer.experiments.inspection import Inspection, inspect
+from npformer.experiments.rotation import rotation
 from npformer.plots.attention_maps import attention_maps, drawable
+from npformer.plots.attention_page import attention_page
 from npformer.plots.inspection import MOST, grouped, layer_of, norms
+from npformer.plots.rotation import rotation_figure
 from npformer.plots.style import save_figure
 
 SUBJECT = {
@@ -81,6 +86,17 @@ MAPS: dict[str, Any] = {
 }
 
 
+ROTATIONS: dict[str, Any] = {
+    "plain": dict(d=512, H=4, rope=True),
+    "stretched": dict(
+        d=512, H=4, rope=True, rope_base=5e5,
+        rope_scaling={"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+                      "high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
+    ),
+    "one pair": dict(d=2, H=1, rope=True),
+}  # fmt: skip
+
+
 @pytest.fixture(autouse=True)
 def _silent(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """A missing glyph is reported in matplotlib's log, or by a warning, which is an error here."""
@@ -135,6 +151,34 @@ def test_maps_have_their_place(name: str, lang: str):
     with plots.language(lang) as given:
         tokens = [*TEXT, "long"][:9]
         check(attention_maps(MAPS[name](), tokens, tokens, subject=SUBJECT[given], lang=given))
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("name", ROTATIONS)
+def test_rotations_have_their_place(name: str, lang: str):
+    found = rotation(nf.AttentionConfig(**ROTATIONS[name]), 4096 if name != "one pair" else 3)
+    with plots.language(lang) as given:
+        check(rotation_figure(found, "llama-3.1-405b", given))
+
+
+def test_a_page_of_maps_holds_them_and_loads_nothing():
+    (m,) = maps(model(), "2.1")
+    tokens = ["</script><b>", "&amp;", "层", *"abcdef"]
+    m.P[1, 3, 3] = np.nan
+    page = attention_page([m], tokens, tokens, subject="a < b, $d = 64$", lang="zh")
+    data = re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)
+    assert data
+    found = json.loads(data[1])
+    assert found["queries"] == found["keys"] == tokens
+    (shown,) = found["maps"]
+    assert (shown["name"], shown["head"]) == ("blocks.2.attn", 1)
+    assert shown["weights"][3][3] is None
+    np.testing.assert_allclose(shown["weights"][8], m.P[1, 8], atol=6e-5)
+    assert '<html lang="zh-CN">' in page
+    assert "a &lt; b, d = 64" in page
+    assert not re.search(r"https?://|//[a-z]|@import|url\(", page)
+    with pytest.raises(ValueError, match="too many for a page"):
+        attention_page([Maps("a", tuple(range(5)), np.zeros((5, 1000, 1000)))], [], [])
 
 
 def test_the_lines_are_the_numbers():
@@ -218,10 +262,14 @@ def test_characters_that_no_font_has_are_written_as_numbers():
 
 
 def test_both_languages_say_the_same_things():
+    from npformer.cli.inspect_rotation import TEXT as TURNS
+    from npformer.cli.inspect_steps import TEXT as STEPS
     from npformer.cli.inspect_text import TEXT as TABLE
+    from npformer.plots.attention_page import TEXT as PAGE
     from npformer.plots.inspection_text import TEXT as FIGURE
+    from npformer.plots.rotation import TEXT as ROTATION
 
-    for text in (FIGURE, TABLE):
+    for text in (FIGURE, TABLE, TURNS, STEPS, PAGE, ROTATION):
         assert shape(text["en"]) == shape(text["zh"])
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..labels import LANGUAGES
 from .fields import add_fields
 from .inspect_input import BATCH, LEFT_OUT, LENGTH, SMALL, labels, subject
+from .inspect_rotation import run_rotation
 from .inspect_steps import add_options, run_steps
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ examples:
   npformer inspect --model run --attention 3.1 --prompt "The with statement" --out look
   npformer inspect --preset gpt2 --no-gradients --select 'blocks.*'
   npformer inspect --list
+  npformer inspect --rope --preset llama-3.1-405b --out look
   npformer inspect --online-softmax --scores 1,4,2,9,3,0 --block 2
 """
 
@@ -73,6 +75,11 @@ def add(verbs: Any) -> None:
         "as encoder.blocks.0.attn; may come several times",
     )
     verb.add_argument("--list", action="store_true", help="print every name and shape, and stop")
+    verb.add_argument(
+        "--rope",
+        action="store_true",
+        help="show the rotary positions of a model instead: wavelengths, and scores by distance",
+    )
     verb.add_argument("--text", metavar="FILE", help="a UTF-8 text in any language (default: the "
                       "documentation inside Python)")  # fmt: skip
     verb.add_argument("--prompt", metavar="TEXT", help="read this and nothing else")
@@ -92,7 +99,9 @@ def add(verbs: Any) -> None:
     )
     verb.add_argument("--json", action="store_true", help="print JSON instead of tables")
     verb.add_argument(
-        "--out", metavar="DIR", help="also write inspect.json, CSV and figures (SVG, PNG)"
+        "--out",
+        metavar="DIR",
+        help="also write inspect.json, CSV, figures (SVG, PNG) and a page of attention maps (HTML)",
     )
     verb.add_argument(
         "--lang", choices=LANGUAGES, default="en", help="of tables and figures (default: en)"
@@ -111,6 +120,8 @@ def run(args: argparse.Namespace) -> int:
     """Look, print, write."""
     if args.online_softmax or args.scores is not None:
         return run_steps(args)
+    if args.rope:
+        return run_rotation(args)
     from ..experiments.attention_maps import attention_name, chosen_maps
     from ..experiments.inspection import inspect
     from . import inspect_report as form
@@ -155,8 +166,9 @@ def write(
     out: Path, s: Subject, found: Inspection, maps: list[Maps], tokens: list[str], lang: str
 ) -> list[Path]:
     """Write the tables and draw the figures."""
-    from ..files import write_csv
+    from ..files import write_csv, write_text
     from ..plots.attention_maps import attention_maps
+    from ..plots.attention_page import MOST, attention_page, weights
     from ..plots.inspection import norms
     from ..plots.style import language, save_figure
     from . import inspect_report as form
@@ -178,6 +190,10 @@ def write(
                     maps, tokens, tokens, subject=caption, data=table.name, lang=shown
                 )
                 paths += save_figure(figure, out / "attention")
+                if weights(maps) <= MOST:
+                    page = attention_page(maps, tokens, tokens, subject=caption, lang=shown)
+                    write_text(out / "attention.html", page)
+                    paths.append(out / "attention.html")
     for message in dict.fromkeys(str(w.message) for w in caught):
         print(f"npformer: {message}", file=sys.stderr)
     return paths

@@ -54,6 +54,7 @@ def subject_text(s: Subject, found: Inspection, lang: str) -> str:
     """Return the sentence about the model for a caption."""
     text, said = TEXT[lang], facts(s, found)
     said["kind"] = text["Kind"][said["kind"]]
+    said["source"] = text["prompt"] if s.source == "--prompt" else s.source
     said["placement"] = text["placement"].get(said["placement"], text["mixed"])
     return str(text["subject"].format(**said)) + (" " if lang == "en" else "")
 
@@ -62,6 +63,7 @@ def report(s: Subject, found: Inspection, maps: Sequence[Maps], lang: str) -> st
     """Return all that the command prints."""
     text, said = TEXT[lang], facts(s, found)
     said["kind"] = text["kind"][said["kind"]]
+    said["source"] = text["prompt"] if s.source == "--prompt" else s.source
     said["placement"] = text["placement"].get(said["placement"], text["mixed"])
     head = [text["model"].format(**said), text["text"].format(**said)]
     if found.loss is not None:

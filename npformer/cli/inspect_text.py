@@ -17,6 +17,7 @@ TEXT: dict[str, dict[str, Any]] = {
                       "each sub-layer", "output": "norm on each sub-layer's output"},
         "mixed": "several placements",
         "text": "{source}: {B} row(s) of {T} tokens",
+        "prompt": "the prompt",
         "loss": {
             "cross-entropy": "mean cross-entropy {loss} nats a token; ln V = {uniform:.4f}",
             "projection": "an encoder has no loss: gradients are those of a random projection of "
@@ -55,6 +56,7 @@ TEXT: dict[str, dict[str, Any]] = {
                       "output": "对子层输出归一化"},
         "mixed": "各层布局不同",
         "text": "{source}：{B} 行，每行 {T} 个 token",
+        "prompt": "所给文本",
         "loss": {
             "cross-entropy": "平均交叉熵 {loss}（nat／token），ln V = {uniform:.4f}",
             "projection": "编码器没有自己的损失：梯度取自输出的随机投影（对 token 取均值）",

@@ -9,6 +9,7 @@ file                 question
 `findings`           Which of it holds in a measurement, and which does not?
 `inspection`         How large is what passes through a model, forward and back?
 `attention_maps`     Where does a head look?
+`rotation`           How fast do rotary positions turn?
 `online_softmax`     How can a softmax be right before its whole row is known?
 `attention_traffic`  How many numbers does attention read and write, in one piece and in blocks?
 ===================  ==========================================================================
