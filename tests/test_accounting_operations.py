@@ -56,6 +56,7 @@ class Counter:
         self.found: list[int] = []
         for module in (linear, stack):
             monkeypatch.setattr(module, "matmul", self.counting(module.matmul, self.product))
+            monkeypatch.setattr(module, "matmuls", self.counting_several(module.matmuls))
         monkeypatch.setattr(attention, "times", self.counting(attention.times, self.times))
         monkeypatch.setattr(attention, "summed", self.counting(attention.summed, self.summed))
 
@@ -75,6 +76,13 @@ class Counter:
         def counted(a: Any, b: Any, *rest: Any) -> Any:
             self.found.append(count(a, b))
             return f(a, b, *rest)
+
+        return counted
+
+    def counting_several(self, f: Any) -> Any:
+        def counted(*products: Any) -> Any:
+            self.found += [self.product(a, b) for a, b, _ in products]
+            return f(*products)
 
         return counted
 
