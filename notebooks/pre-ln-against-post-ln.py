@@ -75,7 +75,7 @@ print(table(("block", "Pre-LN rms", "Post-LN rms"), rows, ">>>"))
 # %%
 for placement in ("pre", "post"):
     with plots.language("en"):
-        display(norms(found[placement], f"{placement.title()}-LN, 12 layers, $d = 48$. "))
+        display(norms(found[placement], f"{placement.title()}-LN, 12 layers, $d = 48$."))
 
 # %% [markdown]
 # ## The last layer's gradient against depth

@@ -33,6 +33,8 @@ class FileVocabulary:
             self.tokenizer = Tokenizer.from_str(text)
         except Exception as error:  # the package raises Exception itself
             raise ValueError(f"this is no tokenizer file: {error}") from None
+        self.tokenizer.no_padding()  # a file may ask for rows of one length
+        self.tokenizer.no_truncation()
         self.text = text
 
     @classmethod

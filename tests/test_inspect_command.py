@@ -33,7 +33,7 @@ def test_a_table_with_what_was_asked_for(capsys):
     out = capsys.readouterr().out
     lines = out.splitlines()
     assert lines[0].startswith("decoder: 2 layers, d = 8, H = 2, Pre-LN, LayerNorm, ")
-    assert lines[1] == "pydoc_data.topics: 2 row(s) of 5 tokens"
+    assert lines[1] == "pydoc_data.topics: 2 x 5 tokens"
     assert [line.split()[0] for line in lines[6:15]] == NAMES
     assert "L2 norm" in out
     record = inspected(capsys)

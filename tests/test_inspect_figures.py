@@ -26,7 +26,7 @@ from npformer.plots.rotation import rotation_figure
 from npformer.plots.style import save_figure
 
 SUBJECT = {
-    "en": "Decoder of 6 layers, $d = 64$, 4 heads. ",
+    "en": "Decoder of 6 layers, $d = 64$, 4 heads.",
     "zh": "解码器：6 层，$d = 64$，4 个头。",
 }
 TEXT = "猫追狗$a_1$ b\n层"

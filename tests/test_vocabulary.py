@@ -112,6 +112,11 @@ def test_a_tokenizer_file(tmp_path):
     assert vocabulary.decode(ids) == TEXT + "the residual"
     assert vocabulary.id_of("<end>") == 0
     assert vocabulary.id_of("<missing>") is None
+    made.enable_truncation(3)  # what a file says of rows of one length is not for a whole text
+    made.enable_padding(length=99)
+    np.testing.assert_array_equal(
+        FileVocabulary(made.to_str()).encode(TEXT), vocabulary.encode(TEXT)
+    )
     again = restored(json.loads(json.dumps(description(vocabulary))))
     np.testing.assert_array_equal(again.encode(TEXT), vocabulary.encode(TEXT))
     stream = TextStream(vocabulary)

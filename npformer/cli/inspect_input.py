@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -59,7 +60,8 @@ def subject(args: argparse.Namespace) -> Subject:
         length = args.length or (LENGTH if args.prompt is None else len(vocabulary.encode(text)))
         cfg = configuration(args.preset, changes, vocabulary.V, length)
         model = made(cfg, args.seed, args.dtype)
-    ids = encoded(vocabulary, text, model.cfg.V)
+    whole = getattr(vocabulary, "encode_whole", None) if args.prompt is not None else None
+    ids = encoded(whole or vocabulary.encode, text, model.cfg.V)
     source = "--prompt" if args.prompt is not None else args.text or DEFAULT_TEXT
     batch = passage(args, ids, model.cfg)
     return Subject(model, vocabulary, *batch, source)
@@ -134,9 +136,9 @@ def chosen(args: argparse.Namespace, text: str) -> Vocabulary:
     return named(args.vocabulary or ("bytes" if own else "characters"), text)
 
 
-def encoded(vocabulary: Vocabulary, text: str, V: int) -> Array:
+def encoded(encode: Callable[[str], Array], text: str, V: int) -> Array:
     """Return the ids of the text, or say that the model has not so many."""
-    ids = vocabulary.encode(text)
+    ids = encode(text)
     if len(ids) and ids.max() >= V:
         raise ValueError(
             f"the text has ids up to {ids.max()}, but the model only those below V = {V}; "

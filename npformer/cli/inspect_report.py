@@ -56,7 +56,7 @@ def subject_text(s: Subject, found: Inspection, lang: str) -> str:
     said["kind"] = text["Kind"][said["kind"]]
     said["source"] = text["prompt"] if s.source == "--prompt" else s.source
     said["placement"] = text["placement"].get(said["placement"], text["mixed"])
-    return str(text["subject"].format(**said)) + (" " if lang == "en" else "")
+    return str(text["subject"].format(**said))
 
 
 def report(s: Subject, found: Inspection, maps: Sequence[Maps], lang: str) -> str:

@@ -16,7 +16,7 @@ TEXT: dict[str, dict[str, Any]] = {
         "placement": {"pre": "Pre-LN", "post": "Post-LN", "sandwich": "norms on both sides of "
                       "each sub-layer", "output": "norm on each sub-layer's output"},
         "mixed": "several placements",
-        "text": "{source}: {B} row(s) of {T} tokens",
+        "text": "{source}: {B} x {T} tokens",
         "prompt": "the prompt",
         "loss": {
             "cross-entropy": "mean cross-entropy {loss} nats a token; ln V = {uniform:.4f}",
@@ -41,8 +41,8 @@ TEXT: dict[str, dict[str, Any]] = {
         "one key, ln S = {log:.2f} for all {S} keys alike). distance: mean |i - j| over the "
         "weights. itself, first: mean weight on a query's own place, and on the first key.",
         "list_header": ("name", "kind", "shape"),
-        "subject": "{kind} of {L} layers, $d = {d}$, {H} heads, {placement}; {B} row(s) of {T} "
-        "tokens of {source}.",
+        "subject": "{kind} of {L} layers, $d = {d}$, {H} heads, {placement}; {B} x {T} tokens of "
+        "{source}.",
         "Kind": {
             "decoder": "Decoder",
             "encoder": "Encoder",
@@ -56,7 +56,7 @@ TEXT: dict[str, dict[str, Any]] = {
                       "output": "对子层输出归一化"},
         "mixed": "各层布局不同",
         "text": "{source}：{B} 行，每行 {T} 个 token",
-        "prompt": "所给文本",
+        "prompt": "命令行所给",
         "loss": {
             "cross-entropy": "平均交叉熵 {loss}（nat／token），ln V = {uniform:.4f}",
             "projection": "编码器没有自己的损失：梯度取自输出的随机投影（对 token 取均值）",
@@ -77,8 +77,8 @@ TEXT: dict[str, dict[str, Any]] = {
         "部 {S} 个键为 ln S = {log:.2f}。距离：|i - j| 按权重的均值。自身、首位：落在查询自身位置与"
         "第一个键上的平均权重。",
         "list_header": ("名字", "种类", "形状"),
-        "subject": "{kind}：{L} 层，$d = {d}$，{H} 个头，{placement}；{source} 的 {B} 行，每行 {T} "
-        "个 token。",
+        "subject": "{kind}：{L} 层，$d = {d}$，{H} 个头，{placement}；文本为 {source}，{B} 行，每行"
+        " {T} 个 token。",
         "Kind": {"decoder": "解码器", "encoder": "编码器", "encoder-decoder": "编解码器"},
     },
 }  # fmt: skip

@@ -67,7 +67,7 @@ def norms(found: Inspection, subject: str = "", lang: str = "en") -> Figure:
 def _legend(figure: Figure, ax: Axes) -> None:
     """Put one legend for all panels between the title and the panels."""
     handles, labels = ax.get_legend_handles_labels()
-    inches = 0.85 + 0.085 * max(map(len, labels))
+    inches = 0.85 + 0.075 * max(map(len, labels))
     columns = max(1, min(len(labels), int(figure.get_size_inches()[0] / inches)))
     engine: Any = figure.get_layout_engine()
     left, bottom, width, height = engine.get()["rect"]
@@ -86,12 +86,19 @@ def layer_of(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def step_of(last: int) -> int:
+    """Return how far the numbers of layers stand apart that an axis can hold."""
+    return max(1, math.ceil((last + 1) / 8))
+
+
 def grouped(rows: Sequence[Row], last: int) -> Families:
     """Put rows that differ only in the layer under one name, and what has no layer at the ends."""
     families: Families = {}
     for row in rows:
         layer = layer_of(row.name)
-        place = (-1 if "embedding" in row.name else last + 1) if layer is None else layer
+        place: float = layer if layer is not None else -step_of(last)
+        if layer is None and "embedding" not in row.name:
+            place = last + step_of(last)
         name = re.sub(r"\bblocks\.\d+", "blocks.*", row.name, count=1)
         families.setdefault(name, []).append((place, row))
     return families
@@ -127,6 +134,8 @@ def _panel(
             "markersize": max(4.5, 9 - i),  # so that lines on one another can be told
         }
         places = [place for place, _ in rows]
+        step = step_of(len(rows) - 1)
+        style["markevery"] = (i % step, step)  # each name its own layers, where they are many
         numbers = [number(row) for _, row in rows]
         good = [v if v is not None and _drawable(v) else math.nan for v in numbers]
         ax.plot(places, good, label=name, **style)
@@ -157,10 +166,10 @@ def _drawable(value: float) -> bool:
 
 def _layers(ax: Axes, last: int, text: dict[str, Any]) -> None:
     """Number the layers, few enough to read, with the places before and after them."""
-    step = max(1, math.ceil((last + 1) / 8))
+    step = step_of(last)
     numbers = list(range(0, last + 1, step))
-    names = {-1: text["before"], last + 1: text["after"]}
-    ax.xaxis.set_major_locator(FixedLocator([-1, *numbers, last + 1]))
+    names = {-step: text["before"], last + step: text["after"]}
+    ax.xaxis.set_major_locator(FixedLocator([-step, *numbers, last + step]))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: names.get(int(x), f"{x:g}")))
-    ax.set_xlim(-1.5, last + 1.5)
+    ax.set_xlim(-1.5 * step, last + 1.5 * step)
     ax.set_xlabel(text["layer"])
