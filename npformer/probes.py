@@ -51,9 +51,7 @@ def check_causal(
         ``passed``, and ``detail`` naming the first leak.
     """
     if isinstance(model, Encoder):
-        raise TypeError(
-            "an Encoder sees the whole text by design: nothing in it is causal"
-        )
+        raise TypeError("an Encoder sees the whole text by design: nothing in it is causal")
     rng = np.random.default_rng(rng)
     V = model.cfg.V  # type: ignore[attr-defined]
     ids, source = rng.integers(0, V, (2, B, T))

@@ -183,9 +183,7 @@ def test_partial_rotary_factor(rng):
     right, _ = F.rope(x, np.arange(5), scaling={"type": "linear", "factor": 2.5}, rotary_dim=12)
     exact(F.rope(x, np.arange(5), scaling=scaling)[0], right)
     exact(F.rope(x, np.arange(5), scaling=scaling, rotary_dim=12)[0], right)
-    with pytest.raises(
-        ValueError, match=r"rotates 12 of d_h = 24 features, but .* is given as 8"
-    ):
+    with pytest.raises(ValueError, match=r"rotates 12 of d_h = 24 features, but .* is given as 8"):
         F.rope(x, np.arange(5), scaling=scaling, rotary_dim=8)
     with pytest.raises(ValueError, match="must be even and at most d_h = 24, but is 3"):
         F.rope(x, np.arange(5), scaling=scaling | {"partial_rotary_factor": 0.125})
