@@ -34,7 +34,7 @@ LOCALES = (
 FORMS = ("short", "medium", "long", "full")
 FIRST, DAYS = dt.date(1970, 1, 1), 36525
 
-MODEL = {"d": 96, "L": 2, "H": 4, "positions": "sinusoidal", "init": "xavier"}
+MODEL = {"d": 96, "L": 2, "H": 4, "positions": "rope", "init": "xavier"}
 TRAINING = TrainingConfig(
     steps=1500, B=64, lr=0.003, warmup=100, schedule="cosine", weight_decay=0.01, beta2=0.99
 )
