@@ -98,6 +98,8 @@ class AttentionConfig:
             raise ValueError(
                 f"H = {self.H} query heads can't share H_kv = {self.H_kv} heads equally"
             )
+        for name in ("causal", "out_bias", "rope"):
+            require_bool(name, getattr(self, name))
         if isinstance(self.bias, list):
             object.__setattr__(self, "bias", tuple(self.bias))
         if not isinstance(self.bias, bool) and (
@@ -113,6 +115,8 @@ class AttentionConfig:
         self._check_rotation()
 
     def _check_numbers(self) -> None:
+        for name in ("dropout", "norm_offset"):
+            require_number(name, getattr(self, name))
         check_probability(self.dropout)
         if self.scale is not None and not (isinstance(self.scale, Real) and isfinite(self.scale)):
             raise ValueError(f"scale must be a number, but is {self.scale!r}")
@@ -154,3 +158,15 @@ class AttentionConfig:
     def by_length(self) -> bool:
         """Whether the rotation follows the length of the text ("dynamic", "longrope")."""
         return self.rope and read_scaling(self.rope_scaling, self.rope_base).by_length
+
+
+def require_bool(name: str, value: Any) -> None:
+    """Raise ValueError unless ``value`` is a bool; "no" in a file would count as true."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be true or false, but is {value!r}")
+
+
+def require_number(name: str, value: Any) -> None:
+    """Raise ValueError unless ``value`` is a finite number."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not isfinite(value):
+        raise ValueError(f"{name} must be a finite number, but is {value!r}")

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from typing import Any
 
 from .activation import ACTIVATIONS
+from .attention_config import require_bool, require_number
 from .block import PLACEMENTS
 from .feedforward import parity_width
 from .init import MATRICES
 from .multihead import AttentionConfig
 from .norm import NORMS
 
+MOST_LAYERS = 100_000  # more is a slip or an attack: accounts and checks go layer by layer
 POSITIONS = ("learned", "sinusoidal", "rope", "none")
 LAYOUTS = ("interleaved", "half")
 KINDS = ("decoder", "encoder", "encoder-decoder")
@@ -140,6 +143,8 @@ class TransformerConfig:
     def __post_init__(self) -> None:
         for name in ("V", "d", "L", "H", "T_max"):
             self._positive_int(name, getattr(self, name))
+        if self.L > MOST_LAYERS:
+            raise ValueError(f"L must be at most {MOST_LAYERS}, but is {self.L}")
         for name in ("placement", "window", "d_ff"):
             value = getattr(self, name)
             if isinstance(value, list):
@@ -149,6 +154,7 @@ class TransformerConfig:
                     f"{name} must be one value or one for each of the L = {self.L} layers, but it "
                     f"has {len(value)}"
                 )
+        self._check_kinds()
         self._one_of("norm", self.norm, NORMS)
         self._one_of("activation", self.activation, ACTIVATIONS)
         self._one_of("positions", self.positions, POSITIONS)
@@ -159,9 +165,6 @@ class TransformerConfig:
             raise ValueError(f"norm_offset needs norm='rmsnorm', but the norm is {self.norm!r}")
         if self.positions == "sinusoidal" and self.d % 2:
             raise ValueError(f"sinusoidal positions need an even d, but d = {self.d}")
-        for name in ("dropout", "attention_dropout"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must lie in [0, 1], but is {getattr(self, name)}")
         if self.d_ff is None:
             object.__setattr__(self, "d_ff", parity_width(self.d) if self.gated else 4 * self.d)
         if self.L_encoder is None:
@@ -169,7 +172,8 @@ class TransformerConfig:
         for name in ("L_encoder", "H_encoder", "d_ff_encoder"):
             if getattr(self, name) is not None:
                 self._positive_int(name, getattr(self, name))
-        for layer in range(self.L):
+        fields = (self.placement, self.window, self.d_ff)
+        for layer in range(self.L if any(isinstance(f, tuple) for f in fields) else 1):
             self._one_of("placement", self.at("placement", layer), PLACEMENTS)
             self._positive_int("d_ff", self.at("d_ff", layer))
             attention = self.attention(layer)
@@ -181,14 +185,34 @@ class TransformerConfig:
                 f"{self.H * attention.width} equally"
             )
 
+    def _check_kinds(self) -> None:
+        """Each field holds the kind of value that it is about; a file may hold anything."""
+        for name in ("gated", "tied", "embedding_norm", "pooler", "head_bias", "recompute"):
+            require_bool(name, getattr(self, name))
+        for name in ("out_bias", "ffn_bias", "final_norm"):
+            if getattr(self, name) is not None:
+                require_bool(name, getattr(self, name))
+        types = self.token_types
+        if isinstance(types, bool) or not isinstance(types, Integral) or types < 0:
+            raise ValueError(f"token_types must be a whole number from 0 on, but is {types!r}")
+        for name in ("embedding_scale", "norm_offset", "dropout", "attention_dropout"):
+            require_number(name, getattr(self, name))
+        for name in ("dropout", "attention_dropout"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie in [0, 1], but is {getattr(self, name)}")
+        if self.logit_softcap is not None:
+            require_number("logit_softcap", self.logit_softcap)
+            if self.logit_softcap <= 0:
+                raise ValueError(f"logit_softcap must be positive, but is {self.logit_softcap}")
+
     @staticmethod
     def _positive_int(name: str, value: Any) -> None:
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
             raise ValueError(f"{name} must be a whole number from 1 on, but is {value!r}")
 
     @staticmethod
     def _one_of(name: str, value: Any, names: Any) -> None:
-        if value not in names:
+        if not isinstance(value, str) or value not in names:
             raise ValueError(f"{name} must be one of {', '.join(names)}, but is {value!r}")
 
     def at(self, name: str, layer: int) -> Any:

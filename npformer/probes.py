@@ -90,7 +90,8 @@ def check_padding(
 
     Parameters
     ----------
-    model : DecoderLM or Encoder
+    model : DecoderLM, Encoder or EncoderDecoder
+        Of the last the source is padded, on the right.
     T, pad : int
         Length of the text and of the padding.
     rng : Generator or int
@@ -102,6 +103,9 @@ def check_padding(
     -------
     ProbeReport
     """
+    if isinstance(model, EncoderDecoder):
+        target = np.random.default_rng(0).integers(0, model.cfg.V, (1, T))
+        return _check_source_padding(model, target, T, pad, np.random.default_rng(rng), tolerance)
     rng = np.random.default_rng(rng)
     V = model.cfg.V  # type: ignore[attr-defined]
     if tolerance is None:
@@ -127,3 +131,27 @@ def check_padding(
                 False, f"padding on the {side} changes the text by {error:.2e} of its largest value"
             )
     return ProbeReport(True, f"padding by {pad} on either side leaves the text as it is")
+
+
+def _check_source_padding(
+    model: EncoderDecoder,
+    target: Array,
+    T: int,
+    pad: int,
+    rng: np.random.Generator,
+    tolerance: float | None,
+) -> ProbeReport:
+    """Pad the text that an encoder-decoder reads; what it writes must stay."""
+    if tolerance is None:
+        tolerance = 1e-4 if model.dtype.itemsize <= 4 else 1e-10
+    source = rng.integers(0, model.cfg.V, (1, T))
+    alone = model(source, target)
+    padded: Any = rng.integers(0, model.cfg.V, (1, T + pad))
+    padded[:, :T] = source
+    mask = np.arange(T + pad)[None] < T
+    error = np.abs(model(padded, target, mask) - alone).max() / np.abs(alone).max()
+    if not error <= tolerance:
+        return ProbeReport(
+            False, f"padding of the source changes the text by {error:.2e} of its largest value"
+        )
+    return ProbeReport(True, f"padding of the source by {pad} leaves the text as it is")

@@ -340,11 +340,30 @@ def test_masks_that_a_model_refuses(mask, error, words):
         ({"window": (3, 0)}, "window must be 1 or more"),
         ({"kernel": "fast"}, "kernel must be one of"),
         ({"qk_norm": "both"}, "qk_norm must be None"),
+        ({"L": 10**9}, "L must be at most 100000, but is 1000000000"),
+        ({"tied": "no"}, "tied must be true or false, but is 'no'"),
+        ({"head_bias": 1}, "head_bias must be true or false, but is 1"),
+        ({"final_norm": "yes"}, "final_norm must be true or false"),
+        ({"out_bias": "x"}, "out_bias must be true or false"),
+        ({"token_types": -2}, "token_types must be a whole number from 0 on, but is -2"),
+        ({"token_types": 2.5}, "token_types must be a whole number"),
+        ({"embedding_scale": float("nan")}, "embedding_scale must be a finite number"),
+        ({"embedding_scale": None}, "embedding_scale must be a finite number"),
+        ({"norm_offset": "a"}, "norm_offset must be a finite number"),
+        ({"dropout": "a"}, "dropout must be a finite number"),
+        ({"logit_softcap": 0}, "logit_softcap must be positive, but is 0"),
+        ({"logit_softcap": float("inf")}, "logit_softcap must be a finite number"),
+        ({"norm": ["layernorm"]}, "norm must be one of"),
+        ({"placement": {}}, "placement must be one of"),
     ],
 )
 def test_configurations_that_contradict_themselves(options, words):
     with pytest.raises(ValueError, match=words):
         nf.TransformerConfig(**{**SMALL, **options})
+
+
+def test_a_whole_number_of_numpy_will_do():
+    assert nf.TransformerConfig(**{**SMALL, "V": np.int64(17)}).V == 17
 
 
 def test_a_cache_that_is_full_or_of_the_wrong_size():

@@ -51,6 +51,13 @@ def test_padding_that_is_seen_is_found(monkeypatch):
     assert "in the padding on the left" in nf.check_padding(model).detail
 
 
+def test_padding_of_a_source_that_is_seen_is_found(monkeypatch):
+    model = nf.EncoderDecoder(CFG, rng=0)
+    assert "padding of the source by 3 leaves" in nf.check_padding(model).detail
+    monkeypatch.setattr("npformer.models.padding_mask", lambda real: None)
+    assert "padding of the source changes the text" in nf.check_padding(model).detail
+
+
 def test_positions_that_count_the_padding_are_found(monkeypatch):
     model = nf.DecoderLM(CFG, rng=0)
     monkeypatch.setattr("npformer.models.default_positions", lambda T, mask: np.arange(T))

@@ -89,8 +89,9 @@ def online_softmax_steps(
         highest = float(s[keys].max())
         before, m = m, max(m, highest)
         shift = 0.0 if m == -np.inf else m  # -inf - (-inf) is not a number
-        alpha = float(np.exp(before - shift))
-        weights = np.exp(s[keys] - shift)
+        with np.errstate(over="ignore"):  # scores further apart than the type reaches: e^-inf = 0
+            alpha = float(np.exp(before - shift))
+            weights = np.exp(s[keys] - shift)
         l = alpha * l + float(weights.sum())
         y = None
         if v is not None and O is not None:
@@ -168,7 +169,8 @@ def format_steps(steps: Sequence[Step], lang: str = "en") -> str:
         lines.append(hidden)
     else:
         lines.append(f"lse = m + log l = {_number(last.lse)}")
-        lines.append(f"softmax = e^(scores - lse) = {_numbers(np.exp(whole - last.lse))}")
+        with np.errstate(over="ignore"):
+            lines.append(f"softmax = e^(scores - lse) = {_numbers(np.exp(whole - last.lse))}")
     return "\n".join(line.rstrip() for line in lines)
 
 

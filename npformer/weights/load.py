@@ -195,6 +195,16 @@ class FolderTensors:
 # ------------------------------------------------------------------------------ putting together
 
 
+LAYER_COUNTS = (
+    "num_hidden_layers",
+    "n_layer",
+    "encoder_layers",
+    "decoder_layers",
+    "L",
+    "L_encoder",
+)
+
+
 def build(settings: Settings, tensors: Tensors, dtype: np.dtype[Any], **changed: Any) -> Any:
     """Return the model of these settings with these tensors in it."""
     kind = settings.get("model_type")
@@ -204,6 +214,10 @@ def build(settings: Settings, tensors: Tensors, dtype: np.dtype[Any], **changed:
     family = native(kind_of(settings)) if kind == MODEL_TYPE else FAMILIES.get(str(kind))
     if family is None:
         raise settings.wrong(f"model_type {brief(kind)} is not supported, only {known}")
+    for name in LAYER_COUNTS:  # before anything that takes a time proportional to it
+        n = settings.values.get(name)
+        if isinstance(n, int) and n > len(tensors.shapes):
+            raise settings.wrong(f"{name} is {n}, but there are {len(tensors.shapes)} tensors only")
     fields = family.read(settings) | changed
     names = _their_names(family, tensors)
     fields |= {field: tensor in names for tensor, field in family.present.items()}
