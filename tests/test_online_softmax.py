@@ -35,7 +35,7 @@ def test_each_step_is_the_softmax_of_what_came_so_far(scores, block, seed):
             exact(step.O, 0)
         else:
             close(step.l, np.sum(np.exp(known - step.m)), rtol=1e-13)
-            close(step.lse, np.logaddexp.reduce(known), rtol=1e-13)
+            close(step.lse, np.logaddexp.reduce(known), rtol=1e-13, atol=1e-13)  # may be near 0
             close(step.weights, np.exp(scores[step.keys] - step.m), rtol=1e-13)
             assert step.alpha <= 1
 
