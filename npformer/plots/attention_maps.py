@@ -24,6 +24,9 @@ READABLE = 72
 
 MOST_PANELS = 600
 
+TOKEN_INCH, WIDEST = 0.13, 16.0
+"""What a token needs at an axis of a grid, and how wide a grid with tokens may be."""
+
 
 def attention_maps(
     maps: Sequence[Maps],
@@ -54,7 +57,7 @@ def attention_maps(
     text = TEXT[lang]
     if panels == 1:
         return _single(maps[0], queries, keys, subject, data, text)
-    return _grid(maps, subject, data, text)
+    return _grid(maps, queries, keys, subject, data, text)
 
 
 def _single(
@@ -81,7 +84,10 @@ def _single(
     return figure
 
 
-def _grid(maps: Sequence[Maps], subject: str, data: str, text: dict[str, Any]) -> Figure:
+def _grid(
+    maps: Sequence[Maps], queries: Sequence[str], keys: Sequence[str], subject: str, data: str,
+    text: dict[str, Any],
+) -> Figure:  # fmt: skip
     columns = max(len(m.heads) for m in maps)
     rows = len(maps)
     if rows == 1 and columns > 4:  # one layer: its heads in lines of their own
@@ -92,6 +98,10 @@ def _grid(maps: Sequence[Maps], subject: str, data: str, text: dict[str, Any]) -
     else:
         placed = {(i, j): (m, h) for i, m in enumerate(maps) for j, h in enumerate(m.heads)}
     side = min(2.0, max(0.8, 11 / columns))
+    tokens = max(len(queries), len(keys))
+    named = TOKEN_INCH * tokens * columns <= WIDEST  # the tokens stand at the outer panels
+    side = max(side, TOKEN_INCH * tokens) if named else side
+    size = min(9.0, 60 * side / max(1, tokens))
     figure = new_figure(max(7.2, side * columns + 1.6), side * rows + 2.3)
     grid = figure.subplots(rows, columns, squeeze=False)
     image: Any = None
@@ -102,6 +112,10 @@ def _grid(maps: Sequence[Maps], subject: str, data: str, text: dict[str, Any]) -
         m, h = placed[i, j]
         image = _map(ax, m.P[h], text)
         ax.set(xticks=[], yticks=[])
+        if named and j == 0:
+            _tokens(ax, "y", queries[: m.P[h].shape[0]], size)
+        if named and (i + 1, j) not in placed:
+            _tokens(ax, "x", keys[: m.P[h].shape[1]], size)
         first = i == 0 or len({tuple(m.heads) for m in maps}) > 1 or len(maps) == 1
         if first:
             ax.set_title(text["head"].format(head=h), fontsize=9)
@@ -134,12 +148,12 @@ def _map(ax: Axes, P: Array, text: dict[str, Any]) -> Any:
     return ax.imshow(shown, cmap=colours, norm=PowerNorm(0.5, 0, 1), interpolation="nearest")
 
 
-def _tokens(ax: Axes, name: str, tokens: Sequence[str]) -> None:
+def _tokens(ax: Axes, name: str, tokens: Sequence[str], size: float | None = None) -> None:
     """Write the tokens at an axis, or numbers where they are too many."""
     axis = ax.xaxis if name == "x" else ax.yaxis
     if len(tokens) > READABLE:
         return
-    size = max(5.0, min(10.0, 300 / max(1, len(tokens))))
+    size = max(5.0, min(10.0, 300 / max(1, len(tokens)))) if size is None else size
     families = [*mpl.rcParams["font.family"], *([font] if (font := chinese_font()) else [])]
     long = max(map(len, tokens)) > 2
     axis.set_ticks(range(len(tokens)), [drawable(t, families) for t in tokens])
