@@ -53,7 +53,7 @@ MODEL: dict[str, Any] = {"d": 96, "L": 4, "H": 4, "positions": "rope", "init": "
 """What the command changes in a model's defaults."""
 
 TRAINING: dict[str, Any] = {
-    "steps": 1500,
+    "steps": 1200,
     "B": 16,
     "lr": 0.006,
     "warmup": 100,
