@@ -497,7 +497,7 @@ def test_a_reader_that_goes_away():
     done = subprocess.run(
         ["bash", "-c", script], check=True, capture_output=True, text=True, env=environment
     )
-    assert done.stdout == "141\n"
+    assert done.stdout in ("141\n", "0\n")  # 0 where it was done before its reader left
 
 
 def test_help_is_quick_to_load():
