@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from .arrays import Array
 from .linear import Embedding, Linear
@@ -45,23 +43,6 @@ MATRICES: dict[str, Callable[[np.random.Generator, int, int], Array]] = {
 """What ``TransformerConfig.init`` may ask for."""
 
 
-class Unstarted(np.random.Generator):
-    """A generator for a model whose parameters are filled from a file: it draws nothing.
-
-    Its arrays are zeros that the system has not even laid out, so that only filling them costs.
-    """
-
-    def __init__(self, dtype: npt.DTypeLike) -> None:
-        super().__init__(np.random.PCG64(0))
-        self.dtype = dtype
-
-    def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Any = None) -> Any:
-        return np.zeros(size, self.dtype)
-
-    def standard_normal(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
-        return np.zeros(size, self.dtype)
-
-
 def initialise(model: Module, scheme: str, L: int, rng: np.random.Generator) -> None:
     """Start every parameter of ``model`` by one rule, in the order of their names.
 
@@ -81,7 +62,7 @@ def initialise(model: Module, scheme: str, L: int, rng: np.random.Generator) -> 
     out, Hugging Face's does it). A table of N(0, 1 / d) has rows of length 1, so that tied logits
     of a normed vector start with variance 1.
     """
-    if isinstance(rng, Unstarted):
+    if not getattr(rng, "draws", True):  # `Unstarted`: the parameters come from a file
         return
     if scheme not in MATRICES:
         raise ValueError(f"init must be one of {', '.join(MATRICES)}, but is {scheme!r}")

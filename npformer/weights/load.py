@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from ..arrays import Array
 from ..config import TransformerConfig
-from ..init import Unstarted
 from ..position import sinusoidal
 from ..sizes import count_parameters
+from ..unstarted import Unstarted
 from .decoders import GEMMA2, GPT2, LLAMA, MISTRAL, QWEN2, QWEN3
 from .family import HEADS, Family, file_shape, pieces
 from .native import MODEL_TYPE, kind_of, native
