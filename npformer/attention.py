@@ -16,7 +16,7 @@ import numpy as np
 from .arrays import Array, require_floating, widen
 from .dropout import check_probability, kept
 from .masks import Sight, check_mask, hide
-from .parallel import BLOCK_BYTES, headwise, product, rowdot, rowsum
+from .parallel import BLOCK_BYTES, headwise, rowdot, rowsum
 
 
 class Rules(NamedTuple):
@@ -252,13 +252,13 @@ def keep(ids: Array, i: slice, j: slice, rules: Rules, P: Array) -> Array | None
 def times(A: Array, B: Array) -> Array:
     """(g, G, t, n) times (g, n, m): a group's heads share B, so their rows go in one product."""
     g, G, t, n = A.shape
-    return product(A.reshape(g, G * t, n), B).reshape(g, G, t, B.shape[-1])
+    return np.matmul(A.reshape(g, G * t, n), B).reshape(g, G, t, B.shape[-1])
 
 
 def summed(A: Array, B: Array) -> Array:
     """``A^T B`` (g, s, d), summed over the G heads and t rows of (g, G, t, s) and (g, G, t, d)."""
     g, G, t, s = A.shape
-    return product(A.reshape(g, G * t, s).swapaxes(-1, -2), B.reshape(g, G * t, B.shape[-1]))
+    return np.matmul(A.reshape(g, G * t, s).swapaxes(-1, -2), B.reshape(g, G * t, B.shape[-1]))
 
 
 def grouped(q: Array, k: Array, v: Array, mask: Array | None) -> list[Array]:

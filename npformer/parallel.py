@@ -9,6 +9,7 @@ threads, so that the results are the same bit for bit.
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -28,7 +29,6 @@ __all__ = [
     "headwise",
     "matmul",
     "matmuls",
-    "product",
     "rowdot",
     "rowmean",
     "rowsum",
@@ -65,9 +65,16 @@ def rowwise(
         Rows with the leading axes of the inputs, then the sums.
     """
     lead = arrays[0].shape[:-1]
+    half = arrays[0].dtype == np.float16
     n = math.prod(lead)
     flat = [a.reshape(n, a.shape[-1]) for a in arrays]
-    half = arrays[0].dtype == np.float16
+    if not half and max([a.nbytes for a in flat]) <= BLOCK_BYTES // 2:  # as below, but quicker
+        with single_blas():
+            results = block(*flat)
+        end = len(results) - sums
+        return tuple(
+            [r.reshape(*lead, *r.shape[1:]) if j < end else r for j, r in enumerate(results)]
+        )
     row_bytes = max(1, *(a.shape[1] * a.itemsize for a in flat))
     step = max(1, min(BLOCK_BYTES // row_bytes, -(-n // PIECES)))
     if step * row_bytes < BLOCK_BYTES // 2:
@@ -175,16 +182,6 @@ def _empty_heads(B: int, H: int, rest: tuple[int, ...], dtype: np.dtype[Any], st
     return np.moveaxis(empty((B, rest[-2], H, *rest[:-2], rest[-1]), dtype), 1, -2)
 
 
-def product(a: Array, b: Array, out: Array | None = None) -> Array:
-    """``a @ b``, without a warning of something invalid.
-
-    BLAS kernels also compute in lanes that they don't use; what lies there raises the flag now and
-    then. Numbers that are not finite show in the result all the same.
-    """
-    with np.errstate(invalid="ignore"):
-        return np.asarray(np.matmul(a, b, out=out))
-
-
 def matmul(a: Array, b: Array, plus: Array | None = None) -> Array:
     """``a @ b + plus`` for two matrices, the larger side of the result shared out over the team.
 
@@ -204,18 +201,32 @@ def matmuls(*products: tuple[Array, Array, Array | None]) -> list[Array]:
     wide = [
         (widen(a), widen(b)) if h else (a, b) for (a, b, _), h in zip(products, half, strict=True)
     ]
-    outs = [empty((len(a), b.shape[1]), np.result_type(a, b)) for a, b in wide]
     # Of few rows or columns reading the matrix counts like 16 of them.
-    work = sum(max(len(a), 16) * a.shape[1] * max(b.shape[1], 16) for a, b in wide)
-    count = 1 if work < SMALL_PRODUCT or inside() or len(products) == threads() else threads()
+    work = sum([max(len(a), 16) * a.shape[1] * max(b.shape[1], 16) for a, b in wide])
+    outs: list[Array]
+    if work < SMALL_PRODUCT or inside():
+        with single_blas():
+            outs = [np.asarray(np.matmul(a, b)) for a, b in wide]
+        for y, (_, _, plus) in zip(outs, products, strict=True):
+            if plus is not None:
+                y += plus
+    else:
+        outs = _shared(wide, [plus for _, _, plus in products])
+    return [y.astype(np.float16) if h else y for y, h in zip(outs, half, strict=True)]
+
+
+def _shared(pairs: list[tuple[Array, Array]], biases: list[Array | None]) -> list[Array]:
+    """``[a @ b + plus ...]``, shared out over the team."""
+    outs = [empty((len(a), b.shape[1]), np.result_type(a, b)) for a, b in pairs]
+    count = 1 if len(pairs) == threads() else threads()
     tasks: list[tuple[Array, Array, Array | None, Array]] = []
-    sums: list[tuple[Array, Array, Array | None]] = []
-    for (a, b), (_, _, plus), y in zip(wide, products, outs, strict=True):
+    sums: list[list[Array]] = []
+    for (a, b), plus, y in zip(pairs, biases, outs, strict=True):
         (n, k), m = a.shape, b.shape[1]
         if n < FEW_ROWS and b.flags.c_contiguous and len(parts := _cut(k, count)) > 1:
-            terms = np.empty((len(parts), n, m), y.dtype)
-            tasks += [(a[:, p], b[p], None, t) for p, t in zip(parts, terms, strict=True)]
-            sums.append((y, terms, plus))
+            terms = [y] + [np.empty_like(y) for _ in parts[1:]]
+            tasks += [(a[:, p], b[p], None if i else plus, terms[i]) for i, p in enumerate(parts)]
+            sums.append(terms)
         elif n >= min(128 * count, m):
             tasks += [(a[p], b, plus, y[p]) for p in _cut(n, count)]
         else:
@@ -225,24 +236,24 @@ def matmuls(*products: tuple[Array, Array, Array | None]) -> list[Array]:
 
     def task(i: int) -> None:
         a, b, plus, y = tasks[i]
-        product(a, b, y)
+        np.matmul(a, b, out=y)
         if plus is not None:
             y += plus
 
     with single_blas():
         run(task, len(tasks))
-    for y, terms, plus in sums:
-        np.sum(terms, axis=0, out=y)
-        if plus is not None:
-            y += plus
-    return [y.astype(np.float16) if h else y for y, h in zip(outs, half, strict=True)]
+    for y, *terms in sums:
+        for term in terms:
+            y += term
+    return outs
 
 
-def _cut(n: int, pieces: int) -> list[slice]:
+@functools.lru_cache(maxsize=256)
+def _cut(n: int, pieces: int) -> tuple[slice, ...]:
     """``range(n)`` in pieces of 64 or more, a multiple of 16 each but for the last."""
     pieces = max(1, min(pieces, n // 64))
     edges = [n * i // pieces // 16 * 16 for i in range(pieces)] + [n]
-    return [slice(start, stop) for start, stop in pairwise(edges)]
+    return tuple(slice(start, stop) for start, stop in pairwise(edges))
 
 
 def total_row(x: Array) -> Array:
@@ -286,7 +297,7 @@ def add_rows(ids: Array, rows: Array, size: int) -> Array:
 
 def rowsum(x: Array) -> Array:
     """``x.sum(-1, keepdims=True)`` as a product with ones, three times as fast for short rows."""
-    return product(x, np.ones(x.shape[-1], x.dtype))[..., None]
+    return np.matmul(x, _ones(x.shape[-1], x.dtype))[..., None]
 
 
 def rowmean(x: Array) -> Array:
@@ -303,4 +314,11 @@ def rowdot(x: Array, y: Array) -> Array:
 
 def colsum(x: Array) -> Array:
     """``x.sum(0)`` of a matrix as a product with ones."""
-    return product(np.ones(len(x), x.dtype), x)
+    return np.matmul(_ones(len(x), x.dtype), x)
+
+
+@functools.lru_cache(maxsize=64)
+def _ones(n: int, dtype: np.dtype[Any]) -> Array:
+    ones = np.ones(n, dtype)
+    ones.flags.writeable = False
+    return ones

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, ParamSpec, TypeVar
 
+import numpy as np
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -222,6 +224,7 @@ class _Here(threading.local):
     """How deep this thread is inside `single_blas`."""
 
     depth = 0
+    errors: Any = None
 
 
 _here = _Here()
@@ -233,11 +236,14 @@ class _SingleBlas:
     def __enter__(self) -> None:
         if _here.depth == 0:
             _blas.enter()
+            _here.errors = np.errstate(invalid="ignore")
+            _here.errors.__enter__()
         _here.depth += 1
 
     def __exit__(self, *error: object) -> None:
         _here.depth -= 1
         if _here.depth == 0:
+            _here.errors.__exit__(*error)
             _blas.leave()
 
 
@@ -249,6 +255,10 @@ def single_blas() -> AbstractContextManager[None]:
 
     BLAS threads that take turns with Python threads spin while they wait, which made a training
     step up to twice as slow.
+
+    Inside, NumPy does not warn of something invalid: BLAS kernels also compute in lanes that they
+    don't use, and what lies there raises the flag now and then. Numbers that are not finite show in
+    the result all the same.
     """
     return _single_blas
 

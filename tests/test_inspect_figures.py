@@ -246,7 +246,12 @@ def test_a_map_is_the_weights():
     shown = image.get_array()
     np.testing.assert_allclose(shown.filled(0), m.P[1], rtol=1e-6)
     assert shown.mask.tolist() == (np.triu(np.ones((9, 9)), 1) > 0).tolist()
-    assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == list(TEXT[:9])
+    names = [t.get_text() for t in figure.axes[0].get_yticklabels()]
+    if CHINESE is None:  # then they are numbers
+        assert names[0] == "⟨732b⟩"
+        assert names[-1] == TEXT[8]
+    else:
+        assert names == list(TEXT[:9])
 
 
 def test_too_many_maps_are_refused():
