@@ -20,6 +20,7 @@ from importlib import metadata
 from pathlib import Path
 
 RESULTS = Path(__file__).with_name("results.csv")
+REST = 0.1
 HEADER = (
     "date", "benchmark", "peer", "ratio", "ratio_low", "ratio_high", "ours", "theirs", "unit",
     "pairs", "threads", "load", "versions", "command",
@@ -50,12 +51,17 @@ class Ratio:
 def paired(
     name: str, ours: Callable[[], object], peer: str, theirs: Callable[[], object], pairs: int = 9
 ) -> Ratio:
-    """Run both in turns, after one run each to warm up; low and high are the quartiles."""
+    """Run both in turns, after one run each to warm up; low and high are the quartiles.
+
+    Before each run both have `REST` seconds of quiet: the idle threads of a BLAS library go on
+    spinning for some 25 ms after their last product, and would take a core from whoever is next.
+    """
     ours()
     theirs()
     a, b = [], []
     for _ in range(pairs):
         for run, times in ((ours, a), (theirs, b)):
+            time.sleep(REST)
             start = time.perf_counter()
             run()
             times.append(time.perf_counter() - start)

@@ -7,6 +7,7 @@ then averages the padding.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -165,8 +166,22 @@ def visible(i: Array, j: Array, sight: Sight) -> Array:
 def hide(scores: Array, i: slice, j: slice, sight: Sight, mask: Array | None = None) -> None:
     """Write -inf where the queries ``i`` do not see the keys ``j``; scores are (..., t, s)."""
     for edge in sight.edges(i, j):
-        seen = visible(np.arange(i.start, i.stop)[:, None], np.arange(edge.start, edge.stop), sight)
         part = scores[..., edge.start - j.start : edge.stop - j.start]
-        np.copyto(part, -np.inf, where=~seen)
+        ahead = sight.S - sight.T + i.start - edge.start
+        t, s = part.shape[-2:]
+        table = _hidden if t * s <= 1 << 18 else _hidden.__wrapped__
+        np.copyto(part, -np.inf, where=table(ahead, t, s, sight.causal, sight.window))
     if mask is not None:
         np.copyto(scores, -np.inf, where=~mask[..., i, j])
+
+
+@lru_cache(maxsize=32)
+def _hidden(ahead: int, t: int, s: int, causal: bool, window: int | None) -> Array:
+    """(t, s), True where a query does not see a key; query 0 stands ``ahead`` places after key 0.
+
+    The rules only know how far apart the two are, so the blocks along the diagonal share a table.
+    """
+    rules = Sight(0, 0, causal, window)
+    hidden = ~visible(np.arange(ahead, ahead + t)[:, None], np.arange(s), rules)
+    hidden.flags.writeable = False
+    return hidden

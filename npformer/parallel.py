@@ -68,7 +68,7 @@ def rowwise(
     half = arrays[0].dtype == np.float16
     n = math.prod(lead)
     flat = [a.reshape(n, a.shape[-1]) for a in arrays]
-    if not half and max([a.nbytes for a in flat]) <= BLOCK_BYTES // 2:  # as below, but quicker
+    if not half and max([a.nbytes for a in flat]) <= BLOCK_BYTES // 4:  # as below, but quicker
         with single_blas():
             results = block(*flat)
         end = len(results) - sums
@@ -77,8 +77,8 @@ def rowwise(
         )
     row_bytes = max(1, *(a.shape[1] * a.itemsize for a in flat))
     step = max(1, min(BLOCK_BYTES // row_bytes, -(-n // PIECES)))
-    if step * row_bytes < BLOCK_BYTES // 2:
-        step = max(1, BLOCK_BYTES // 2 // row_bytes)  # small pieces cost more than they bring
+    if step * row_bytes < BLOCK_BYTES // 4:
+        step = max(1, BLOCK_BYTES // 4 // row_bytes)  # smaller pieces cost more than they bring
     if n <= step:
         with single_blas():
             return _shaped(lead, block(*map(widen, flat)), half, stats, sums)

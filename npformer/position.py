@@ -10,6 +10,7 @@ import numpy.typing as npt
 from .arrays import Array, require_floating, widen
 from .linear import EmbeddingSaved, embedding, embedding_backward
 from .module import Module, Parameter
+from .parallel import BLOCK_BYTES, headwise
 from .rope_scaling import BASE, read_scaling, rope_frequencies, rotary_dimension
 
 LAYOUTS = ("interleaved", "half")
@@ -191,18 +192,24 @@ def rope_table(
 def rotate(x: Array, cos: Array, sin: Array, layout: str) -> Array:
     """Rotate the pairs of the first 2 n features of ``x`` (..., T, d_h) by (..., T, n) tables."""
     n = cos.shape[-1]
-    wide = widen(x)
-    y = np.empty_like(wide)
     first, second = (
         (slice(0, 2 * n, 2), slice(1, 2 * n, 2))
         if layout == "interleaved"
         else (slice(0, n), slice(n, 2 * n))
     )
-    a, b = wide[..., first], wide[..., second]
-    y[..., first] = a * cos - b * sin
-    y[..., second] = a * sin + b * cos
-    y[..., 2 * n :] = wide[..., 2 * n :]
-    return y.astype(x.dtype, copy=False)
+
+    def head(x: Array, cos: Array, sin: Array) -> tuple[Array]:
+        y = np.empty_like(x)
+        a, b = x[..., first], x[..., second]
+        y[..., first] = a * cos - b * sin
+        y[..., second] = a * sin + b * cos
+        y[..., 2 * n :] = x[..., 2 * n :]
+        return (y,)
+
+    if x.ndim != 4 or x.nbytes <= BLOCK_BYTES // 4:
+        return head(widen(x), cos, sin)[0].astype(x.dtype, copy=False)
+    tables = (np.broadcast_to(table, (*x.shape[:3], n)) for table in (cos, sin))
+    return headwise(head, x, *tables)[0]
 
 
 def text_length(positions: Any) -> int:
