@@ -27,7 +27,7 @@ from .attention import (
 from .masks import Sight, hide
 from .parallel import headwise, rowdot, rowsum
 
-BLOCK_Q, BLOCK_K = 256, 512  # a few blocks of float32 fit in a core's L2 cache
+BLOCK_Q, BLOCK_K = 256, 768  # a block of float32 fits in a core's L2 cache, two in L2 and L3
 
 
 def flash_attention(
