@@ -117,11 +117,12 @@ class FeedForward(Module):
 
     def backward(self, dy: Array, saved: dict[str, Any]) -> Array:
         dh = self.W2.backward(dy, saved["W2"])
-        if self.W3 is None:
-            return self.W1.backward(self.activation.backward(dh, saved["activation"]), saved["W1"])
-        dh, du = gate_backward(dh, saved["gate"])
-        dx = self.W1.backward(self.activation.backward(dh, saved["activation"]), saved["W1"])
-        dx += self.W3.backward(du, saved["W3"])
+        if self.W3 is not None:
+            dh, du = gate_backward(dh, saved["gate"])
+        dh = self.activation.backward(dh, saved["activation"])
+        dx = self.W1.backward(dh, saved["W1"])
+        if self.W3 is not None:
+            dx += self.W3.backward(du, saved["W3"])
         return dx
 
 

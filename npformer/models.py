@@ -138,6 +138,7 @@ class DecoderLM(Module):
 
     def backward(self, dlogits: Array, saved: dict[str, Any]) -> None:
         dh = self.head.backward(dlogits, saved["head"])
+        del dlogits  # (B, T, V) numbers that the blocks needn't wait for
         self.embedding.backward(self.stack.backward(dh, saved["stack"]), saved["embedding"])
 
     def loss(
@@ -267,6 +268,7 @@ class EncoderDecoder(Module):
 
     def backward(self, dlogits: Array, saved: dict[str, Any]) -> None:
         dh = self.head.backward(dlogits, saved["head"])
+        del dlogits  # (B, T, V) numbers that the blocks needn't wait for
         dx, dcontext = self.stack.backward(dh, saved["stack"])
         self.embedding.backward(dx, saved["embedding"])
         self.encoder.backward(dcontext, saved["encoder"])

@@ -127,10 +127,11 @@ class MultiHeadAttention(Module):
             raise ValueError("there is no backward after a forward pass with a cache")
         dy = split_heads(self.Wo.backward(dy, saved["Wo"]), self.config.H)
         _, kernel_backward = self._kernel(saved["attention"].q, saved["attention"].k)
-        dq, dk, dv = kernel_backward(dy, saved["attention"])
-        dx = self._project_backward(dq, "q", saved)
-        dcontext = self._project_backward(dk, "k", saved)
-        dcontext += self._project_backward(dv, "v", saved)
+        dheads = dict(zip("qkv", kernel_backward(dy, saved["attention"]), strict=True))
+        del dy  # like each of dheads, an array that the next one can be written to
+        dx = self._project_backward(dheads.pop("q"), "q", saved)
+        dcontext = self._project_backward(dheads.pop("k"), "k", saved)
+        dcontext += self._project_backward(dheads.pop("v"), "v", saved)
         if saved["cross"]:
             return dx, dcontext
         dx += dcontext
