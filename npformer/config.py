@@ -187,9 +187,9 @@ class TransformerConfig:
 
     def _check_kinds(self) -> None:
         """Each field holds the kind of value that it is about; a file may hold anything."""
-        for name in ("gated", "tied", "embedding_norm", "pooler", "head_bias", "recompute"):
+        for name in ("bias", "gated", "tied", "embedding_norm", "pooler", "head_bias", "recompute"):
             require_bool(name, getattr(self, name))
-        for name in ("out_bias", "ffn_bias", "final_norm"):
+        for name in ("qkv_bias", "out_bias", "ffn_bias", "final_norm"):
             if getattr(self, name) is not None:
                 require_bool(name, getattr(self, name))
         types = self.token_types

@@ -321,7 +321,22 @@ def test_no_backward_after_a_cache(rng):
         ({"eps": 0.0}, "eps must be positive, but is 0.0"),
         ({"dropout": 1.5}, "dropout probability must lie in [0, 1], but is 1.5"),
         ({"bias": (True, False)}, "bias must be a bool or three, of q, k and v, not (True, False)"),
+        ({"scale": 10**400}, "scale must be a number, but is 100"),
+        ({"softcap": 10**400}, "softcap must be positive, but is 100"),
+        ({"norm_offset": 10**400}, "norm_offset must be a finite number, but is 100"),
+        ({"dropout": "0.1"}, "dropout must be a finite number, but is '0.1'"),
         ({"bias": 1}, "bias must be a bool or three, of q, k and v, not 1"),
+        ({"bias": "yes"}, "bias must be a bool or three, of q, k and v, not 'yes'"),
+        ({"bias": (True, 1, False)}, "a bool or three, of q, k and v, not (True, 1, False)"),
+        (
+            {"bias": (True, "yes", False)},
+            "a bool or three, of q, k and v, not (True, 'yes', False)",
+        ),
+        *(
+            ({name: value}, f"{name} must be true or false, but is {value!r}")
+            for name in ("causal", "out_bias", "rope")
+            for value in (1, "yes", None, (True, False, True))
+        ),
         ({"qk_norm": "both"}, 'qk_norm must be None, "head" or "projection", not \'both\''),
         ({"kernel": "fast"}, "kernel must be one of dense, flash, auto, but is 'fast'"),
         ({"rope_layout": "neox"}, 'rope_layout must be "interleaved" or "half", but is \'neox\''),
@@ -329,6 +344,7 @@ def test_no_backward_after_a_cache(rng):
         ({"rope_scaling": YARN}, "rope_scaling is given, but there is no rotation"),
         ({"rope": True, "d_h": 5}, "rotary dimension must be even and at most d_h = 5, but is 5"),
         ({"rope": True, "rotary_dim": 6}, "even and at most d_h = 4, but is 6"),
+        ({"rope": True, "rope_base": 10**400}, "the base must be a positive number, but is 100"),
         ({"rope": True, "rope_base": 0}, "the base must be a positive number, but is 0"),
         ({"rope": True, "rope_scaling": {"type": "su"}}, "rope scaling must be one of default"),
         (

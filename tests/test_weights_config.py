@@ -228,6 +228,16 @@ REFUSED = [
     ),
     ("rms_norm_eps must be a number from 0 on", "llama", {"rms_norm_eps": 10**400}),
     (
+        "rope_theta must be a positive number, but is 1000",
+        "llama",
+        {"rope_parameters": {"rope_theta": 10**400}},
+    ),
+    (
+        "factor of a rope scaling must be a number from 1 on, but is 1000",
+        "llama",
+        {"rope_parameters": {"rope_type": "linear", "factor": 10**400}},
+    ),
+    (
         "it is not known what residual_multiplier = 0.5 would change",
         "llama",
         {"residual_multiplier": 0.5},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..arrays import is_number
 from ..config import TransformerConfig
 from ..rope_scaling import read_scaling
 from .safetensors_file import brief
@@ -32,7 +33,7 @@ def read_rope(s: Settings, T_max: int) -> dict[str, Any]:
     if None not in (inside, outside) and inside != outside:
         raise s.wrong(f"rope_theta is {outside} in one place and {inside} in another")
     theta = inside if inside is not None else outside if outside is not None else 10000.0
-    if isinstance(theta, bool) or not isinstance(theta, int | float) or theta <= 0:
+    if not is_number(theta) or theta <= 0:
         raise s.wrong(f"rope_theta must be a positive number, but is {brief(theta)}")
     kind = found.pop("rope_type", found.get("type", "default"))
     found.pop("type", None)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection
 from fnmatch import fnmatchcase
 from typing import Any
 
+from ..arrays import is_number
 from .safetensors_file import brief
 
 HARMLESS = (
@@ -32,8 +32,6 @@ HARMLESS = (
     *("finetuning_task", "sep_token_id", "cross_attention_hidden_size"),
 )
 """Settings that say nothing about the function from ids to logits, as shell patterns."""
-
-LARGEST = sys.float_info.max  # a file's whole number may be too large for a float
 
 _MISSING = object()
 
@@ -97,8 +95,7 @@ class Settings:
         given, value = self._value(name, default, null)
         if not given:
             return value
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not (0 < value <= LARGEST or (value == 0 and not positive)):
+        if not is_number(value) or value < 0 or (value == 0 and positive):
             kind = "above 0" if positive else "from 0 on"
             raise self.wrong(f"{name} must be a number {kind}, but is {brief(value)}")
         return float(value)
