@@ -11,6 +11,7 @@ from kernels import plain_weights, visible_keys
 
 import npformer as nf
 from npformer import functional as F
+from npformer.masks import token_window
 from npformer.multihead import KERNELS
 
 close = np.testing.assert_allclose
@@ -284,6 +285,30 @@ def test_a_window_counts_tokens(causal, window, rng):
     seen = np.broadcast_to(real[0], (9, 9)).copy()
     places = visible_keys(9, 9, causal=causal, window=window) & real[0]
     close(layer(x[:1], mask=seen), by_loops(layer, x[:1], mask=places)[0], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("padding", ["1111111", "0011111", "0110111"])
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("one_row", [False, True])
+def test_a_mask_over_the_keys_beside_the_padding_of_a_cache(padding, window, one_row, rng):
+    """Both hide: the cache its padding, the caller what else he likes, which counts as tokens."""
+    layer = make("causal", window=window, rope=True)
+    x = rng.standard_normal((2, 7, D))
+    real = np.array([list(padding), list("1111111")]) == "1"
+    seen = np.array([list("1101101"), list("1011111")]) == "1"
+    seen = seen[:1] if one_row else seen
+    cfg = nf.TransformerConfig(V=3, d=D, L=1, H=6, H_kv=2, d_h=4)
+    cache = nf.KVCache(cfg, 2, 8, np.float64)
+    cache.extend(4, real[:, :4])
+    layer(x[:, :4], cache=cache.layer(0))
+    cache.extend(3, real[:, 4:])
+    y = layer(x[:, 4:], cache=cache.layer(0), mask=F.padding_mask(seen))
+    counted = token_window(real, 7, 7 if window is None else window)
+    mask = counted & F.causal_mask(7) & F.padding_mask(real) & F.padding_mask(seen)
+    positions = np.maximum(np.cumsum(real, axis=1) - 1, 0)
+    whole = make("plain", rope=True)(x, mask=mask, positions=positions)
+    for b in range(2):
+        close(y[b, real[b, 4:]], whole[b, 4:][real[b, 4:]], rtol=0, atol=1e-12)
 
 
 # ---------------------------------------------------------------------------------- what is refused
