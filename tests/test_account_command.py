@@ -287,6 +287,9 @@ def test_lengths_that_there_are_places_for(capsys, tmp_path):
     found = json.loads(output(capsys, str(file), *options, "--json"))
     assert found["setting"]["S"] == 17
     output(capsys, "--compare", "gpt2", str(file), *options)
+    long = tmp_path / "long.json"  # gpt2 has 1024 positions, but it reads no source
+    long.write_text(json.dumps(sizes | {"positions": "sinusoidal"}))
+    output(capsys, "--compare", "gpt2", str(long), "--length", "5", "--source-length", "2000")
     words = "--source-length must be at most 17, the learned positions of two, but is 18"
     assert words in complaint(capsys, str(file), "--source-length", "18")
     assert words in complaint(capsys, "--compare", "gpt2", str(file), "--source-length", "18")
