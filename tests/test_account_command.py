@@ -8,6 +8,7 @@ import logging
 import re
 
 import pytest
+from many_configs import read_by
 
 import npformer as nf
 from npformer import accounting
@@ -69,7 +70,9 @@ def test_every_name_of_a_part_is_translated():
     everything = {"V": 3, "d": 4, "L": 1, "H": 2, "qk_norm": "head", "gated": True, "tied": False}
     everything |= {"token_types": 2, "embedding_norm": True, "pooler": True, "head_bias": True}
     others = [
-        nf.TransformerConfig(**everything, kind=kind, placement=place, recompute=again, dropout=0.1)
+        nf.TransformerConfig(
+            **read_by(kind, everything), kind=kind, placement=place, recompute=again, dropout=0.1
+        )
         for kind in ("decoder", "encoder", "encoder-decoder")
         for place in ("pre", "post", "sandwich", "output")
         for again in (False, True)
@@ -224,6 +227,16 @@ def test_a_config_of_hugging_face(capsys, tmp_path):
         ("a.json", '{"V": 3, "d": 4}', "a.json lacks L, H"),
         ("a.json", '{"V": 3, "d": 4, "L": 1, "H": 3}', "a.json: d = 4 is not divisible by H = 3"),
         ("a.json", '{"V": "x", "d": 4, "L": 1, "H": 2}', "V must be a whole number"),
+        (
+            "a.json",
+            '{"V": 3, "d": 4, "L": 1, "H": 2, "pooler": true}',
+            "a.json: pooler = True is for an encoder, but this is a decoder",
+        ),
+        (
+            "a.toml",
+            "V = 3\nd = 4\nL = 1\nH = 2\nL_encoder = 2\n",
+            "a.toml: L_encoder = 2 is for an",
+        ),
         ("a.json", '{"experts": 3}', "a.json lacks V, d"),
     ],
 )

@@ -121,6 +121,8 @@ def test_the_traffic_says_of_which_pass_it_is(backward: bool, word: str, multipl
     standard = 7 * 256**2 + 8 * 256 * 8 if backward else 4 * (256**2 + 256 * 8)
     assert rows[0].total == standard
     (ax,) = figure.axes
+    figure.draw_without_rendering()
+    assert ax.get_legend().get_window_extent().y0 >= ax.bbox.y1  # above the panel
     (upright,) = (line for line in ax.get_lines() if len(set(line.get_xdata())) == 1)
     assert list(upright.get_xdata()) == [multiple * 64] * 2
     assert [t.get_text() for t in ax.texts] == [f"${multiple}d^2$"]
