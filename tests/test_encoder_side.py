@@ -57,6 +57,8 @@ def test_layers_of_the_encoder():
     )
     encoder = cfg.encoder_side()
     assert (encoder.L, encoder.d_ff, encoder.window, encoder.placement) == (3, 5, 3, "pre")
+    alike = nf.TransformerConfig(**SIZES | {"d_ff": (5, 7)}, window=(3, None), L_encoder=2)
+    assert (alike.encoder_side().d_ff, alike.encoder_side().window) == ((5, 7), (3, None))
     own = nf.TransformerConfig(**SIZES | {"d_ff": (5, 7)}, d_ff_encoder=11).encoder_side()
     assert (own.L, own.d_ff) == (2, 11)
 
