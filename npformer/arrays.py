@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import isfinite
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -31,6 +33,19 @@ def require_last(x: Array, d: int, name: str) -> None:
     require_floating(x, name)
     if x.ndim == 0 or x.shape[-1] != d:
         raise ValueError(f"{name} must have last dimension {d}, but its shape is {x.shape}")
+
+
+def is_number(value: Any) -> bool:
+    """Whether ``value`` is a real number that a float can hold; a bool is none."""
+    try:
+        return isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
+    except OverflowError:  # a whole number of more than 308 digits
+        return False
+
+
+def is_whole(value: Any) -> bool:
+    """Whether ``value`` is a whole number; a bool is none, and 2.0 is none either."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def require_ids(ids: Any, size: int, name: str) -> Array:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .arrays import Array, require_floating, widen
+from .arrays import Array, is_number, is_whole, require_floating, widen
 from .dropout import check_probability, kept
 from .masks import Sight, check_mask, hide
 from .parallel import BLOCK_BYTES, headwise, rowdot, rowsum
@@ -319,10 +319,14 @@ def check_call(
         )
     if H_kv == 0 or H % H_kv:
         raise ValueError(f"H = {H} query heads can't share H_kv = {H_kv} heads equally")
-    if window is not None and window < 1:
-        raise ValueError(f"window must be 1 or more, but is {window}")
-    if softcap is not None and not softcap > 0:
-        raise ValueError(f"softcap must be positive, but is {softcap}")
+    if not isinstance(causal, bool | np.bool_):
+        raise ValueError(f"causal must be true or false, but is {causal!r}")
+    if window is not None and not (is_whole(window) and window >= 1):
+        raise ValueError(f"window must be a whole number from 1 on, but is {window!r}")
+    if scale is not None and not is_number(scale):
+        raise ValueError(f"scale must be a finite number, but is {scale!r}")
+    if softcap is not None and not (is_number(softcap) and softcap > 0):
+        raise ValueError(f"softcap must be a positive number, but is {softcap!r}")
     check_probability(dropout)
     number = None
     if rng is not None and dropout > 0:

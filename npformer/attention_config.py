@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf, isfinite
-from numbers import Integral, Real
 from typing import Any
 
+from .arrays import is_number, is_whole
 from .dropout import check_probability
 from .position import LAYOUTS
 from .rope_scaling import BASE, read_scaling, rotary_dimension
@@ -82,7 +81,7 @@ class AttentionConfig:
             value = getattr(self, name)
             if value is None and name not in ("d", "H"):
                 continue
-            if isinstance(value, bool) or not isinstance(value, Integral):
+            if not is_whole(value):
                 raise ValueError(f"{name} must be a whole number, but is {value!r}")
             if value < 1:
                 raise ValueError(f"{name} must be 1 or more, but is {value}")
@@ -118,11 +117,11 @@ class AttentionConfig:
         for name in ("dropout", "norm_offset"):
             require_number(name, getattr(self, name))
         check_probability(self.dropout)
-        if self.scale is not None and not (isinstance(self.scale, Real) and isfinite(self.scale)):
+        if self.scale is not None and not is_number(self.scale):
             raise ValueError(f"scale must be a number, but is {self.scale!r}")
         for name in ("softcap", "eps"):
             value = getattr(self, name)
-            if value is not None and not (isinstance(value, Real) and 0 < float(value) < inf):
+            if value is not None and not (is_number(value) and value > 0):
                 raise ValueError(f"{name} must be positive, but is {value!r}")
 
     def _check_rotation(self) -> None:
@@ -168,5 +167,5 @@ def require_bool(name: str, value: Any) -> None:
 
 def require_number(name: str, value: Any) -> None:
     """Raise ValueError unless ``value`` is a finite number."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not isfinite(value):
+    if not is_number(value):
         raise ValueError(f"{name} must be a finite number, but is {value!r}")

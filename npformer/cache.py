@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from .arrays import Array
+from .arrays import Array, is_whole
 from .masks import padding_mask
 from .position import require_positions
-from .storage import Recent, Slots
+from .storage import Recent, Slots, stored
 
 
 class HasCacheSizes(Protocol):
@@ -43,7 +43,7 @@ class KVCache:
     cfg : TransformerConfig
         ``L``, ``H_kv``, ``d_h`` and, for ``rolling``, ``window`` are read.
     batch, capacity : int
-        Rows, and time slots.
+        Rows, and time slots, for which there must be room.
     dtype : dtype
         float16 halves the memory; int8 keeps whole numbers with a float32 scale for each head and
         position, wrong by at most 1/254 of the largest number of a key or value (`quantise`).
@@ -57,6 +57,7 @@ class KVCache:
     real : (batch, capacity) bool array
     positions : (batch, capacity) int array
         Of padding 0.
+    layers : int
     length : int
         Time slots in use.
     context : array or None
@@ -76,9 +77,16 @@ class KVCache:
         *,
         rolling: bool = False,
     ) -> None:
-        if batch < 1 or capacity < 1:
+        if not (is_whole(batch) and is_whole(capacity)) or batch < 1 or capacity < 1:
             raise ValueError(
-                f"a cache needs batch and capacity of 1 or more, not {batch}, {capacity}"
+                "a cache needs batch and capacity of 1 or more, whole numbers, not "
+                f"{batch!r}, {capacity!r}"
+            )
+        if not isinstance(rolling, bool):
+            raise ValueError(f"rolling must be true or false, but is {rolling!r}")
+        if not hasattr(cfg, "H_kv"):
+            raise TypeError(
+                f"a cache is made for a TransformerConfig, but was given {type(cfg).__name__}"
             )
         self._windows: list[int | None] = []
         for layer in range(cfg.L):
@@ -86,13 +94,20 @@ class KVCache:
             self._windows.append(window if window is not None and window < capacity else None)
         shape = (batch, cfg.H_kv or 0, cfg.d_h or 0)
         sizes = [capacity if w is None else w for w in self._windows]
-        self._k = [Slots(*shape, n, dtype) for n in sizes]
-        self._v = [Slots(*shape, n, dtype) for n in sizes]
+        one = shape[1] * (shape[2] * stored(dtype).itemsize + 4 * (stored(dtype) == np.int8))
+        try:
+            self._k = [Slots(*shape, n, dtype) for n in sizes]
+            self._v = [Slots(*shape, n, dtype) for n in sizes]
+            self.real = np.zeros((batch, capacity), np.bool_)
+            self.positions = np.zeros((batch, capacity), np.int64)
+        except (MemoryError, ValueError):  # NumPy calls what no address can reach a ValueError
+            raise ValueError(
+                f"a cache of {batch} rows with {capacity} time slots needs "
+                f"{2 * batch * sum(sizes) * one / 1e9:.1f} GB, and there is no room for it"
+            ) from None
         self._recent = {w: Recent(w, batch) for w in self._windows if w is not None}
         self.cross: list[tuple[Array, Array] | None] = [None] * cfg.L
         self.context: Array | None = None
-        self.real = np.zeros((batch, capacity), np.bool_)
-        self.positions = np.zeros((batch, capacity), np.int64)
         self.length = 0
         self._new = 0  # slots of the last call
         self._mask: Array | None = None
@@ -110,6 +125,10 @@ class KVCache:
         return len(self.real)
 
     @property
+    def layers(self) -> int:
+        return len(self._k)
+
+    @property
     def capacity(self) -> int:
         return self.real.shape[1]
 
@@ -122,6 +141,25 @@ class KVCache:
     def nbytes(self) -> int:
         """Bytes of the keys and values, filled or not."""
         return sum(part.nbytes for slots in (*self._k, *self._v) for part in slots.parts)
+
+    def check_fits(self, cfg: HasCacheSizes, B: int) -> None:
+        """Raise ValueError where a model or a number of rows would not get all that it asks for.
+
+        The heads and their width are seen when keys are appended.
+        """
+        if self.layers != cfg.L:
+            raise ValueError(
+                f"the cache was made for {self.layers} layers, but this model has {cfg.L}"
+            )
+        if self.batch != B:
+            raise ValueError(f"the cache was made for {self.batch} rows, but ids has {B}")
+        for layer, kept in enumerate(self._windows if self._recent else ()):
+            window = cfg.at("window", layer)
+            if kept is not None and (window is None or window > kept):
+                raise ValueError(
+                    f"the cache keeps the last {kept} tokens in layer {layer}, but this model's "
+                    f"window there is {window}"
+                )
 
     def extend(self, T: int, real: Any = None, positions: Any = None) -> Array:
         """Take T more slots and return the (batch, T) positions of the tokens in them.
@@ -192,8 +230,8 @@ class KVCache:
         ValueError
             if a rolling layer has dropped tokens that it would need again.
         """
-        if length < 0:
-            raise ValueError(f"a cache can't shrink to {length} tokens")
+        if not is_whole(length) or length < 0:
+            raise ValueError(f"a cache can't shrink to {length!r} tokens")
         if length >= self.length:
             return
         last = length == self.length - self._new  # a call that is not final yet
@@ -256,10 +294,8 @@ class KVCache:
 
     def layer(self, index: int) -> LayerCache:
         """Return one layer's part."""
-        if not 0 <= index < len(self._k):
-            raise IndexError(
-                f"the cache was made for {len(self._k)} layers: none is number {index}"
-            )
+        if not 0 <= index < self.layers:
+            raise IndexError(f"the cache was made for {self.layers} layers: none is number {index}")
         return LayerCache(self, index)
 
 

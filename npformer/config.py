@@ -18,6 +18,8 @@ MOST_LAYERS = 100_000  # more is a slip or an attack: accounts and checks go lay
 POSITIONS = ("learned", "sinusoidal", "rope", "none")
 LAYOUTS = ("interleaved", "half")
 KINDS = ("decoder", "encoder", "encoder-decoder")
+OF_THE_LOGITS: dict[str, Any] = {"head_bias": False, "logit_softcap": None}
+"""Fields that an encoder has no use for, and how they say so."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ class TransformerConfig:
         Keep only each block's input and compute the rest again in the backward.
     L_encoder, H_encoder : int, optional
         Layers and heads of the encoder of an encoder-decoder, L and H unless given; other heads
-        have the same width together.
+        have the same width together. A model of another kind refuses them.
     d_ff_encoder : int, optional
         Its feed-forward width; that of the decoder unless given.
     kind : {"decoder", "encoder", "encoder-decoder"}
@@ -167,8 +169,6 @@ class TransformerConfig:
             raise ValueError(f"sinusoidal positions need an even d, but d = {self.d}")
         if self.d_ff is None:
             object.__setattr__(self, "d_ff", parity_width(self.d) if self.gated else 4 * self.d)
-        if self.L_encoder is None:
-            object.__setattr__(self, "L_encoder", self.L)
         for name in ("L_encoder", "H_encoder", "d_ff_encoder"):
             if getattr(self, name) is not None:
                 self._positive_int(name, getattr(self, name))
@@ -187,9 +187,9 @@ class TransformerConfig:
 
     def _check_kinds(self) -> None:
         """Each field holds the kind of value that it is about; a file may hold anything."""
-        for name in ("gated", "tied", "embedding_norm", "pooler", "head_bias", "recompute"):
+        for name in ("bias", "gated", "tied", "embedding_norm", "pooler", "head_bias", "recompute"):
             require_bool(name, getattr(self, name))
-        for name in ("out_bias", "ffn_bias", "final_norm"):
+        for name in ("qkv_bias", "out_bias", "ffn_bias", "final_norm"):
             if getattr(self, name) is not None:
                 require_bool(name, getattr(self, name))
         types = self.token_types
@@ -214,6 +214,25 @@ class TransformerConfig:
     def _one_of(name: str, value: Any, names: Any) -> None:
         if not isinstance(value, str) or value not in names:
             raise ValueError(f"{name} must be one of {', '.join(names)}, but is {value!r}")
+
+    def check_all_is_read(self) -> None:
+        """Raise ValueError where a field is set that models of this ``kind`` have no use for.
+
+        It is no part of the construction, since a model sets its kind: `Encoder` may be given a
+        configuration with a pooler that does not say what it is for.
+        """
+        wanted: dict[str, str] = {}
+        if self.kind != "encoder-decoder":
+            same = {"L_encoder": self.L, "H_encoder": self.H, "d_ff_encoder": self.d_ff}
+            own = [name for name, n in same.items() if getattr(self, name) not in (None, n)]
+            wanted = dict.fromkeys(own, "an encoder-decoder")
+        if self.kind == "decoder" and self.pooler:
+            wanted["pooler"] = "an encoder"
+        if self.kind == "encoder":
+            wanted |= {name: "a decoder" for name in OF_THE_LOGITS if getattr(self, name)}
+        for name, kind in wanted.items():
+            mine = f"{'a' if self.kind == 'decoder' else 'an'} {self.kind}"
+            raise ValueError(f"{name} = {getattr(self, name)} is for {kind}, but this is {mine}")
 
     def at(self, name: str, layer: int) -> Any:
         """Return the value of a field in one layer."""
@@ -270,7 +289,7 @@ class TransformerConfig:
         layers are as the first of the decoder.
         """
         changed: dict[str, Any] = {}
-        if self.L_encoder != self.L:
+        if self.L_encoder not in (None, self.L):
             changed = {name: self.at(name, 0) for name in ("placement", "window", "d_ff")}
             changed["L"] = self.L_encoder
         H = self.H_encoder or self.H
@@ -278,6 +297,7 @@ class TransformerConfig:
             changed |= {"H": H, "H_kv": H, "d_h": self.H * self.attention(0).width // H}
         if self.d_ff_encoder is not None:
             changed["d_ff"] = self.d_ff_encoder
+        changed |= {name: none for name, none in OF_THE_LOGITS.items() if getattr(self, name)}
         return replace(self, **changed) if changed else self
 
     @property

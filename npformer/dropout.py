@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .arrays import Array, require_floating
+from .arrays import Array, is_number, require_floating
 from .module import Module
 
 
@@ -18,8 +18,8 @@ class DropoutSaved(NamedTuple):
 
 def check_probability(p: float) -> None:
     """Raise ValueError unless ``p`` is a probability of dropping."""
-    if not 0 <= p <= 1:
-        raise ValueError(f"the dropout probability must lie in [0, 1], but is {p}")
+    if not is_number(p) or not 0 <= p <= 1:
+        raise ValueError(f"the dropout probability must lie in [0, 1], but is {p!r}")
 
 
 def dropout(

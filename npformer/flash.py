@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from .arrays import Array, widen
+from .arrays import Array, is_whole, widen
 from .attention import (
     AttentionSaved,
     Rules,
@@ -103,8 +103,11 @@ def flash_attention(
     Algorithm 3 (the online softmax); Dao et al., 2022, arXiv:2205.14135 (FlashAttention).
     """
     rules, mask = check_call(q, k, v, mask, causal, window, scale, softcap, dropout, rng)
-    if block_q < 1 or block_k < 1:
-        raise ValueError(f"block_q and block_k must be 1 or more, but are {block_q} and {block_k}")
+    if not all(is_whole(n) and n >= 1 for n in (block_q, block_k)):
+        raise ValueError(
+            f"block_q and block_k must be whole numbers from 1 on, but are {block_q!r} and "
+            f"{block_k!r}"
+        )
     rules = rules._replace(blocks=(block_q, block_k))
     query_blocks, key_blocks, size = blocks(q, k, rules)
     dtype = np.result_type(widen(q), widen(k), widen(v))

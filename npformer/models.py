@@ -178,7 +178,7 @@ class DecoderLM(Module):
         ids, real = check_text(ids, mask, self.cfg.V)
         rng = None if rng is None else np.random.default_rng(rng)
         with nullcontext() if cache is None else cache.unchanged_on_error():
-            seen, positions = sight(ids, real, positions, cache)
+            seen, positions = sight(self.cfg, ids, real, positions, cache)
             x, embedding = self.embedding.forward(ids, positions, None, rng)
             options = {"mask": seen, "positions": positions, "cache": cache}
             if not keep:
@@ -190,15 +190,14 @@ class DecoderLM(Module):
 
 
 def sight(
-    ids: Array, real: Array | None, positions: Any, cache: KVCache | None
+    cfg: TransformerConfig, ids: Array, real: Array | None, positions: Any, cache: KVCache | None
 ) -> tuple[Array | None, Any]:
     """Return the key mask (B, 1, 1, S) and the positions of a call; a cache masks its own keys."""
     B, T = ids.shape
     if cache is None:
         seen = None if real is None else padding_mask(real)
         return seen, default_positions(T, real) if positions is None else positions
-    if cache.batch != B:
-        raise ValueError(f"the cache was made for {cache.batch} rows, but ids has {B}")
+    cache.check_fits(cfg, B)
     return None, cache.extend(T, real, positions)
 
 
@@ -252,7 +251,7 @@ class EncoderDecoder(Module):
                 context, saved["encoder"] = self.encoder.forward(source_ids, real, rng=rng)
                 if cache is not None:
                     cache.context = context
-            seen, positions = sight(target_ids, target_real, None, cache)
+            seen, positions = sight(self.cfg, target_ids, target_real, None, cache)
             x, saved["embedding"] = self.embedding.forward(target_ids, positions, None, rng)
             h, saved["stack"] = self.stack.forward(
                 x,

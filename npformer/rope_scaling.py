@@ -12,12 +12,11 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .arrays import Array
+from .arrays import Array, is_number, is_whole
 
 BASE = 10000.0
 """The base of Su et al., in force unless another one is given."""
@@ -311,13 +310,12 @@ def read_scaling(scaling: dict[str, Any] | None, base: float = BASE) -> Scaling:
 
 def _check(key: str, value: Any) -> None:
     """Raise ValueError unless ``value`` is what the key stands for."""
-    number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    number = is_number(value)
     if key in ("original_max_position_embeddings", "max_position_embeddings"):
-        whole = isinstance(value, Integral) and not isinstance(value, bool)
-        fits, wanted = whole and value > 1, "a whole number above 1"
+        fits, wanted = is_whole(value) and value > 1, "a whole number above 1"
     elif key in ("short_factor", "long_factor"):
         fits = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
-        fits = fits and all(isinstance(v, Real) and 0 < float(v) < math.inf for v in value)
+        fits = fits and all(is_number(v) and v > 0 for v in value)
         wanted = "a list of positive numbers"
     elif key == "truncate":
         fits, wanted = isinstance(value, bool), "true or false"

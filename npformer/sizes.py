@@ -78,6 +78,7 @@ def parts(cfg: AnyConfig) -> list[Part]:
     """
     if not isinstance(cfg, TransformerConfig):
         return list(_experts_parts(cfg))
+    cfg.check_all_is_read()
     if cfg.kind == "encoder-decoder":
         return [*_two_sides(cfg)]
     head = _pooler(cfg) if cfg.kind == "encoder" else _head(cfg)
@@ -223,7 +224,7 @@ def fitting(cfg: Any, kind: str, dtype: npt.DTypeLike) -> TransformerConfig:
     Raises
     ------
     ValueError
-        with the model's size, before anything is allocated.
+        with the model's size, before anything is allocated; or if a field is for another kind.
     """
     if not isinstance(cfg, TransformerConfig):
         wanted = "a model is made from a TransformerConfig"

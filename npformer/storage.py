@@ -32,13 +32,23 @@ def quantise(x: Array) -> tuple[Array, Array]:
     return np.rint(x / s).astype(np.int8), s
 
 
+def stored(dtype: npt.DTypeLike) -> np.dtype[np.generic]:
+    """Return the dtype of a cache's numbers, or raise TypeError."""
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        found = None
+    if found is None or (found.kind != "f" and found != np.int8):
+        given = repr(dtype) if found is None else found
+        raise TypeError(f"a cache stores floating-point numbers or int8, not {given}")
+    return found
+
+
 class Slots:
     """Keys or values of one layer: ``numbers`` (B, H_kv, n, d_h), and a scale each where int8."""
 
     def __init__(self, B: int, H_kv: int, d_h: int, n: int, dtype: npt.DTypeLike) -> None:
-        dtype = np.dtype(dtype)
-        if dtype.kind not in "fc" and dtype != np.int8:
-            raise TypeError(f"a cache stores floating-point numbers or int8, not {dtype}")
+        dtype = stored(dtype)
         self.numbers = np.zeros((B, H_kv, n, d_h), dtype)
         self.parts = [self.numbers]
         if dtype == np.int8:

@@ -77,6 +77,12 @@ MODELS: dict[str, dict[str, Any]] = {
         **rotary(rope_type="dynamic", factor=3.5),
         "max_position_embeddings": 5,
     },
+    "llama dynamic with a length of its own": {
+        "model_type": "llama",
+        **SCALED,
+        **rotary(rope_type="dynamic", factor=3.5, original_max_position_embeddings=5),
+        "max_position_embeddings": 6,
+    },
     "llama yarn": {
         "model_type": "llama",
         **SCALED,
@@ -143,7 +149,34 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 """``config.json`` by a name of ours. Texts have 7 tokens: more than windows and some contexts."""
 
-for settings in MODELS.values():
+SMALL = {"vocab_size": 23, "num_hidden_layers": 2, "intermediate_size": 13}
+PAIR = {name: value for name, value in TWO_SIDED.items() if name != "scale_embedding"}
+
+BARE: dict[str, dict[str, Any]] = {
+    "gpt2": {"vocab_size": 23, "n_embd": 15, "n_layer": 2, "n_head": 5, "n_positions": 19},
+    "llama": {**SMALL, "hidden_size": 24, "num_attention_heads": 6},
+    "mistral": {**SMALL, "hidden_size": 96, "num_attention_heads": 16},
+    "qwen2": {**SMALL, "hidden_size": 384, "num_attention_heads": 64},
+    "qwen3": {**SMALL, "hidden_size": 64, "num_attention_heads": 64},
+    "gemma2": {**SMALL, "hidden_size": 24, "num_attention_heads": 8},
+    "gemma2 with narrow heads": {
+        **SMALL,
+        "hidden_size": 24,
+        "num_attention_heads": 8,
+        "head_dim": 10,
+    },
+    "bert": {**SMALL, "hidden_size": 15, "num_attention_heads": 5},
+    "bart": PAIR,
+    "marian": PAIR,
+}
+"""Only what a family can't do without: all else is left to its defaults, which are not small."""
+
+for name, settings in BARE.items():
+    settings["model_type"] = name.split()[0]
+    if "num_hidden_layers" in settings:
+        settings["max_position_embeddings"] = 19
+
+for settings in (*MODELS.values(), *BARE.values()):
     settings |= IDS
 
 
@@ -164,7 +197,7 @@ def texts(settings: dict[str, Any], seed: int) -> dict[str, np.ndarray]:
     found = {"ids": rng.integers(V, size=(2, 7)), "mask": np.ones((2, 7), bool)}
     found["mask"][1, 5:] = False
     if settings["model_type"] == "bert":
-        found["types"] = rng.integers(settings["type_vocab_size"], size=(2, 7))
+        found["types"] = rng.integers(settings.get("type_vocab_size", 2), size=(2, 7))
     if settings["model_type"] in ("bart", "marian"):
         found["target"] = rng.integers(V, size=(2, 5))
     return found

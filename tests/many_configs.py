@@ -13,6 +13,19 @@ CLASSES = {"decoder": nf.DecoderLM, "encoder": nf.Encoder, "encoder-decoder": nf
 PLACEMENTS = ("pre", "post", "sandwich", "output")
 
 
+UNREAD = {
+    "decoder": ("L_encoder", "H_encoder", "d_ff_encoder", "pooler"),
+    "encoder": ("L_encoder", "H_encoder", "d_ff_encoder", "head_bias", "logit_softcap"),
+    "encoder-decoder": (),
+}
+"""Fields that a kind refuses."""
+
+
+def read_by(kind: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """Those of the fields that a kind of model has a use for."""
+    return {name: value for name, value in fields.items() if name not in UNREAD[kind]}
+
+
 def config(**changes: Any) -> nf.TransformerConfig:
     """Sizes that are all different."""
     sizes: dict[str, Any] = {"V": 13, "d": 14, "L": 3, "H": 6, "H_kv": 2, "d_h": 10, "d_ff": 11}
@@ -26,6 +39,9 @@ def some_configs(n: int) -> list[nf.TransformerConfig]:
     def one_of(*values: Any) -> Any:
         return values[rng.integers(len(values))]
 
+    def drawn(kind: str, **fields: Any) -> nf.TransformerConfig:
+        return config(kind=kind, **read_by(kind, fields))
+
     def maybe(p: float = 0.5) -> bool:
         return bool(rng.random() < p)
 
@@ -34,7 +50,7 @@ def some_configs(n: int) -> list[nf.TransformerConfig]:
         positions = one_of("learned", "sinusoidal", "rope", "none")
         H, H_kv = one_of((3, 3), (6, 2), (4, 1), (6, 3))
         found.append(
-            config(
+            drawn(
                 kind=kind,
                 norm=norm,
                 L=L,

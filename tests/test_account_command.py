@@ -8,6 +8,7 @@ import logging
 import re
 
 import pytest
+from many_configs import read_by
 
 import npformer as nf
 from npformer import accounting
@@ -69,7 +70,9 @@ def test_every_name_of_a_part_is_translated():
     everything = {"V": 3, "d": 4, "L": 1, "H": 2, "qk_norm": "head", "gated": True, "tied": False}
     everything |= {"token_types": 2, "embedding_norm": True, "pooler": True, "head_bias": True}
     others = [
-        nf.TransformerConfig(**everything, kind=kind, placement=place, recompute=again, dropout=0.1)
+        nf.TransformerConfig(
+            **read_by(kind, everything), kind=kind, placement=place, recompute=again, dropout=0.1
+        )
         for kind in ("decoder", "encoder", "encoder-decoder")
         for place in ("pre", "post", "sandwich", "output")
         for again in (False, True)
@@ -81,7 +84,7 @@ def test_every_name_of_a_part_is_translated():
         names |= {r.part for r in accounting.flops(cfg, 1, 1, 2).rows}
         names |= {n for n, _ in accounting.training_bytes(cfg).rows}
         if cfg.kind != "encoder":
-            names |= {n for n, _ in accounting.kv_cache_bytes(cfg, 1, 2).rows}
+            names |= {n for n, _ in accounting.kv_cache_bytes(cfg, 1, 2, "int8").rows}
         if isinstance(cfg, nf.TransformerConfig):
             kept = accounting.activation_bytes(cfg, 1, 2, dropout=True, loss=cfg.kind != "encoder")
             names |= {n for n, _ in kept.rows}
@@ -224,6 +227,16 @@ def test_a_config_of_hugging_face(capsys, tmp_path):
         ("a.json", '{"V": 3, "d": 4}', "a.json lacks L, H"),
         ("a.json", '{"V": 3, "d": 4, "L": 1, "H": 3}', "a.json: d = 4 is not divisible by H = 3"),
         ("a.json", '{"V": "x", "d": 4, "L": 1, "H": 2}', "V must be a whole number"),
+        (
+            "a.json",
+            '{"V": 3, "d": 4, "L": 1, "H": 2, "pooler": true}',
+            "a.json: pooler = True is for an encoder, but this is a decoder",
+        ),
+        (
+            "a.toml",
+            "V = 3\nd = 4\nL = 1\nH = 2\nL_encoder = 2\n",
+            "a.toml: L_encoder = 2 is for an",
+        ),
         ("a.json", '{"experts": 3}', "a.json lacks V, d"),
     ],
 )
@@ -248,6 +261,21 @@ def test_a_bad_file_is_one_line_that_names_it(name, content, message, capsys, tm
         (["gpt2", "--batch", "0"], "--batch must be 1 or more, but is 0"),
         (["gpt2", "--length", "-3"], "--length must be 1 or more, but is -3"),
         (["gpt2", "--source-length", "0"], "--source-length must be 1 or more"),
+        (
+            ["gpt2", "--length", "1025"],
+            "--length must be at most 1024, the learned positions of gpt2",
+        ),
+        (["gpt2", "--length", "2000", "--only", "parameters"], "but is 2000"),
+        (["--compare", "llama-2-7b", "gpt2", "--length", "2000"], "learned positions of gpt2, but"),
+        (
+            ["gpt2", "--source-length", "5"],
+            "--source-length needs an encoder-decoder, not gpt2 (decoder)",
+        ),
+        (["deepseek-v3", "--source-length", "5"], "not deepseek-v3 (decoder)"),
+        (
+            ["--compare", "gpt2", "bert-base", "--source-length", "5"],
+            "not gpt2 (decoder), bert-base (encoder)",
+        ),
         (["gpt2", "--length", "x"], "argument --length: invalid int value: 'x'"),
         (["gpt2", "--dtype", "float12"], "dtype must be one of float64"),
         (["gpt2", "--only", "nothing"], "--only must be one of parameters, shapes"),
@@ -259,6 +287,25 @@ def test_a_bad_file_is_one_line_that_names_it(name, content, message, capsys, tm
 )
 def test_bad_options_are_one_line(argv, message, capsys):
     assert message in complaint(capsys, *argv)
+
+
+def test_lengths_that_there_are_places_for(capsys, tmp_path):
+    """Up to the end of a learned table; without one, and for one model that reads, as given."""
+    output(capsys, "gpt2", "--length", "1024", "--only", "operations")
+    output(capsys, "llama-2-7b", "--length", "100000", "--only", "operations")
+    sizes = {"V": 13, "d": 14, "L": 2, "H": 7, "T_max": 17, "kind": "encoder-decoder"}
+    file = tmp_path / "two.json"
+    file.write_text(json.dumps(sizes))
+    options = ("--source-length", "17", "--length", "5")
+    found = json.loads(output(capsys, str(file), *options, "--json"))
+    assert found["setting"]["S"] == 17
+    output(capsys, "--compare", "gpt2", str(file), *options)
+    long = tmp_path / "long.json"  # gpt2 has 1024 positions, but it reads no source
+    long.write_text(json.dumps(sizes | {"positions": "sinusoidal"}))
+    output(capsys, "--compare", "gpt2", str(long), "--length", "5", "--source-length", "2000")
+    words = "--source-length must be at most 17, the learned positions of two, but is 18"
+    assert words in complaint(capsys, str(file), "--source-length", "18")
+    assert words in complaint(capsys, "--compare", "gpt2", str(file), "--source-length", "18")
 
 
 def test_a_file_in_the_way_is_one_line(capsys, tmp_path):

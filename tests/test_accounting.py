@@ -236,6 +236,11 @@ def test_the_largest_models_are_accounted_for_without_memory():
         (lambda c: kv_cache_bytes(c, 1, 5, 3), ValueError, "dtype must be one of .* but is 3"),
         (lambda c: kv_cache_bytes(c, 1, 5, source=-1), ValueError, "source must be a whole"),
         (
+            lambda c: kv_cache_bytes(c, 1, 5, source=3),
+            ValueError,
+            "read by an encoder-decoder, but",
+        ),
+        (
             lambda _: kv_cache_bytes(nf.preset("bert-base"), 1, 5),
             ValueError,
             "bert-base generates nothing",

@@ -84,6 +84,50 @@ def test_cache_bytes_are_those_of_the_cache(dtype):
     assert kv_cache_bytes(cfg, 2, 5, dtype, source=7) == cache.nbytes + cross
 
 
+@pytest.mark.parametrize("dtype", ["int8", np.int8, np.dtype("i1")])
+@pytest.mark.parametrize("rolling", [False, True])
+def test_eight_bits_have_their_scales(dtype, rolling):
+    cfg = config(window=(3, None, 5))
+    cache = nf.KVCache(cfg, 2, 7, np.dtype(dtype), rolling=rolling)
+    account = kv_cache_bytes(cfg, 2, 7, dtype, rolling=rolling)
+    assert account == cache.nbytes
+    vectors = 2 * 2 * cfg.H_kv * (3 + 7 + 5 if rolling else 3 * 7)
+    assert dict(account.rows)["scales"] == 4 * vectors
+    longer = kv_cache_bytes(cfg, 2, 8, dtype, rolling=rolling)
+    assert longer - account == 2 * account.per_token
+    parts = (*cache._k[1].parts, *cache._v[1].parts)
+    assert account.per_layer == sum(part.nbytes for part in parts)
+    assert "scales" not in dict(kv_cache_bytes(cfg, 2, 7, "float8").rows)
+
+
+def test_the_source_is_kept_as_the_model_makes_it():
+    cfg = config(kind="encoder-decoder", L_encoder=2)
+    model, cache = nf.EncoderDecoder(cfg, rng=0), nf.KVCache(cfg, 2, 5, np.int8)
+    model.forward(*ids_of(cfg, 2, 5, 7), cache=cache)
+    cross = sum(a.nbytes for kv in cache.cross for a in kv)
+    assert kv_cache_bytes(cfg, 2, 5, "int8", source=7) == cache.nbytes + cross
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "int8"])
+@pytest.mark.parametrize("T", [2, 3, 4, 7])
+@pytest.mark.parametrize("window", [(3, None), (None, 3), (2, 3), 3])
+def test_rolling_layers_are_counted_one_by_one(window, T, dtype):
+    cfg = config(L=2, window=window)
+    cache = nf.KVCache(cfg, 2, T, np.dtype(dtype), rolling=True)
+    account = kv_cache_bytes(cfg, 2, T, dtype, rolling=True)
+    assert account == cache.nbytes
+    layers = [
+        sum(part.nbytes for part in (*keys.parts, *values.parts))
+        for keys, values in zip(cache._k, cache._v, strict=True)
+    ]
+    assert account.per_layer == max(layers)
+    longer = nf.KVCache(cfg, 2, T + 1, np.dtype(dtype), rolling=True)
+    assert longer.nbytes - cache.nbytes == 2 * account.per_token
+    model = nf.DecoderLM(cfg, rng=0)
+    model(np.zeros((2, T), int), cache=cache)  # filled, it is as large
+    assert account == cache.nbytes
+
+
 def test_a_rolling_cache_keeps_no_more_than_the_window():
     mistral, gemma = nf.preset("mistral-7b"), nf.preset("gemma-2-2b")
     assert kv_cache_bytes(mistral, 1, 8192, rolling=True) * 2 == kv_cache_bytes(mistral, 1, 8192)

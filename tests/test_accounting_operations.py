@@ -110,7 +110,8 @@ def test_operations_are_those_of_the_products(seed, monkeypatch):
 @pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
 @pytest.mark.parametrize("window", [None, 3])
 def test_operations_of_a_step_with_a_cache(kind, window, monkeypatch):
-    cfg = config(kind=kind, window=window, L_encoder=2, tied=False)
+    sides = {"L_encoder": 2} if kind == "encoder-decoder" else {}
+    cfg = config(kind=kind, window=window, tied=False, **sides)
     model, ids = CLASSES[kind](cfg, rng=0), ids_of(cfg, 2, 8, 7)
     cache = nf.KVCache(cfg, 2, 8)
     model.forward(*ids[:-1], ids[-1][:, :5], cache=cache)

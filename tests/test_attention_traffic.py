@@ -103,6 +103,12 @@ def test_break_even_is_a_few_d_squared():
         standard = traffic("standard", N, d, least).total
         assert traffic(name, N, d, least).total < standard
         assert traffic(name, N, d, least - 1).total >= standard
+        back = at.break_even(name, N, d, backward=True)
+        assert back == pytest.approx(3 * d * d, rel=0.15)
+        standard = traffic("standard", N, d, back, backward=True).total
+        assert standard == 7 * N * N + 8 * N * d
+        assert traffic(name, N, d, back, backward=True).total < standard
+        assert traffic(name, N, d, back - 1, backward=True).total >= standard
     assert at.break_even("standard", 16, 4) is None
     assert at.break_even("flash-2", 3, 16) is None
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import re
 import tracemalloc
 
 import numpy as np
@@ -284,9 +286,8 @@ def test_bytes_by_the_formula(dtype, rolling, slots):
     scales = 4 * 2 * 3 * cfg.H_kv * slots if dtype == np.int8 else 0
     assert cache.nbytes == numbers * np.dtype(dtype).itemsize + scales
     assert cache.nbytes < nf.KVCache(cfg, 3, 11, dtype, rolling=rolling).nbytes
-    if dtype != np.int8:
-        counted = nf.accounting.kv_cache_bytes(cfg, 3, 10, dtype, rolling=rolling)
-        assert cache.nbytes == int(counted)
+    counted = nf.accounting.kv_cache_bytes(cfg, 3, 10, dtype, rolling=rolling)
+    assert cache.nbytes == int(counted)
 
 
 def test_a_window_as_long_as_the_capacity_does_not_roll(rng):
@@ -513,14 +514,80 @@ def test_a_failed_call_leaves_no_context_behind(rng):
 
 def test_bad_caches():
     cfg = make("learned").cfg
-    with pytest.raises(ValueError, match="batch and capacity of 1 or more, not 0, 3"):
-        nf.KVCache(cfg, 0, 3)
-    with pytest.raises(ValueError, match="batch and capacity of 1 or more, not 2, -1"):
-        nf.KVCache(cfg, 2, -1)
-    with pytest.raises(TypeError, match="stores floating-point numbers or int8, not int64"):
-        nf.KVCache(cfg, 1, 3, np.int64)
+    for sizes in ((0, 3), (2, -1), (2, 2.5), (2.0, 3), (True, 3), (2, "9"), (None, 3)):
+        words = "batch and capacity of 1 or more, whole numbers, not {!r}, {!r}".format(*sizes)
+        with pytest.raises(ValueError, match=re.escape(words)):
+            nf.KVCache(cfg, *sizes)
+    for dtype, name in (
+        (np.int64, "int64"),
+        (complex, "complex128"),
+        (np.complex64, "complex64"),
+        (bool, "bool"),
+        ("bfloat16", "'bfloat16'"),
+        (3, "3"),
+    ):
+        with pytest.raises(TypeError, match=f"stores floating-point numbers or int8, not {name}$"):
+            nf.KVCache(cfg, 1, 3, dtype)
+    with pytest.raises(ValueError, match="rolling must be true or false, but is 'no'"):
+        nf.KVCache(cfg, 1, 3, rolling="no")
+    for other in (nf.preset("deepseek-v3"), None):
+        with pytest.raises(TypeError, match="made for a TransformerConfig, but was given"):
+            nf.KVCache(other, 1, 3)
     with pytest.raises(IndexError, match="made for 2 layers: none is number 2"):
         nf.KVCache(cfg, 1, 3).layer(2)
+
+
+@pytest.mark.parametrize("capacity", [10**13, 10**18, 10**30])
+def test_a_cache_that_no_memory_can_hold(capacity):
+    """As much as an address reaches, more, and more than a size can be."""
+    cfg = make("learned").cfg
+    numbers = 2 * 3 * capacity * cfg.L * cfg.H_kv * cfg.d_h
+    for dtype, size in ((np.float64, 8 * numbers), (np.int8, numbers + numbers // cfg.d_h * 4)):
+        with pytest.raises(ValueError, match="and there is no room for it") as error:
+            nf.KVCache(cfg, 3, capacity, dtype)
+        words = f"a cache of 3 rows with {capacity} time slots needs {size / 1e9:.1f} GB"
+        assert str(error.value).startswith(words)
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
+def test_a_cache_for_another_number_of_layers(layers, kind):
+    cfg = make("learned").cfg
+    model = (nf.DecoderLM if kind == "decoder" else nf.EncoderDecoder)(cfg, rng=0)
+    cache = nf.KVCache(dataclasses.replace(cfg, L=layers), 1, 5)
+    ids = np.ones((1, 2), int)
+    texts = (ids,) if kind == "decoder" else (ids, ids)
+    for call in (model, model.forward):
+        words = f"made for {layers} layers, but this model has 2"
+        with pytest.raises(ValueError, match=words):
+            call(*texts, cache=cache)
+    assert (cache.length, cache.context) == (0, None)
+
+
+def test_a_cache_that_rolls_more_than_the_model_allows(rng):
+    ids = rng.integers(0, V, (1, 6))
+    model = make("windows by turns")  # 4 and all
+    for windows, words in (
+        ((3, None), "last 3 tokens in layer 0, but .* window there is 4"),
+        ((None, 5), "last 5 tokens in layer 1, but .* window there is None"),
+    ):
+        cfg = dataclasses.replace(model.cfg, window=windows)
+        with pytest.raises(ValueError, match=words):
+            model(ids, cache=nf.KVCache(cfg, 1, 6, rolling=True))
+        model(ids, cache=nf.KVCache(cfg, 1, 6))
+    cache = nf.KVCache(
+        dataclasses.replace(model.cfg, window=(5, None)), 1, 6, np.float64, rolling=True
+    )
+    close(fed(model, cache, ids, [5]), model(ids), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("length", [-1, 1.5, None, True])
+def test_bad_lengths(length):
+    cache = nf.KVCache(make("learned").cfg, 2, 5)
+    cache.extend(3)
+    with pytest.raises(ValueError, match="can't shrink to"):
+        cache.shrink(length)
+    assert cache.length == 3
 
 
 @pytest.mark.parametrize(

@@ -399,7 +399,7 @@ def test_a16_windows_by_definition(kernel, causal, T, S, window):
 
 @pytest.mark.parametrize("window", [0, -1])
 def test_a16_a_window_sees_something(kernel, window):
-    with pytest.raises(ValueError, match="window must be 1 or more"):
+    with pytest.raises(ValueError, match="window must be a whole number from 1 on, but is"):
         uniform(kernel, heads([1, 2]), 2, causal=True, window=window)
 
 

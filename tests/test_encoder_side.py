@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -55,6 +57,8 @@ def test_layers_of_the_encoder():
     )
     encoder = cfg.encoder_side()
     assert (encoder.L, encoder.d_ff, encoder.window, encoder.placement) == (3, 5, 3, "pre")
+    alike = nf.TransformerConfig(**SIZES | {"d_ff": (5, 7)}, window=(3, None), L_encoder=2)
+    assert (alike.encoder_side().d_ff, alike.encoder_side().window) == ((5, 7), (3, None))
     own = nf.TransformerConfig(**SIZES | {"d_ff": (5, 7)}, d_ff_encoder=11).encoder_side()
     assert (own.L, own.d_ff) == (2, 11)
 
@@ -72,6 +76,56 @@ def test_layers_of_the_encoder():
 def test_sizes_that_make_no_sense(options, message):
     with pytest.raises(ValueError, match=message):
         nf.TransformerConfig(**SIZES, **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("decoder", {"pooler": True}, "pooler = True is for an encoder, but this is a decoder"),
+        ("decoder", {"L_encoder": 3}, "L_encoder = 3 is for an encoder-decoder, but this is a dec"),
+        ("decoder", {"H_encoder": 3}, "H_encoder = 3 is for an encoder-decoder, but this is a dec"),
+        ("decoder", {"d_ff_encoder": 5}, "d_ff_encoder = 5 is for an encoder-decoder, but"),
+        (
+            "encoder",
+            {"L_encoder": 3},
+            "L_encoder = 3 is for an encoder-decoder, but this is an enc",
+        ),
+        ("encoder", {"head_bias": True}, "head_bias = True is for a decoder, but this is an enc"),
+        ("encoder", {"logit_softcap": 5.0}, "logit_softcap = 5.0 is for a decoder, but"),
+    ],
+)
+def test_what_a_kind_has_no_use_for_is_refused(kind, options, message):
+    """By models and by accounts; not by the configuration, whose kind a model may set."""
+    model = {"decoder": nf.DecoderLM, "encoder": nf.Encoder}[kind]
+    for cfg in (
+        nf.TransformerConfig(**SIZES, **options),
+        nf.TransformerConfig(**SIZES, **options, kind=kind),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model(cfg, rng=0)
+    for account in (nf.accounting.parameters, nf.accounting.weight_bytes):
+        with pytest.raises(ValueError, match=message):
+            account(cfg)
+    nf.EncoderDecoder(nf.TransformerConfig(**SIZES, **options), rng=0)
+
+
+def test_sizes_that_are_those_of_the_decoder_are_no_matter():
+    same = nf.TransformerConfig(**SIZES, L_encoder=2, H_encoder=6, d_ff_encoder=7)
+    for model in (nf.DecoderLM, nf.Encoder):
+        assert model(same, rng=0).cfg.L == 2
+    shorter = replace(nf.TransformerConfig(**SIZES), L=1)
+    assert nf.DecoderLM(shorter, rng=0).cfg.encoder_side().L == 1
+
+
+def test_an_encoder_beside_a_decoder_has_no_logits():
+    cfg = nf.TransformerConfig(**SIZES, head_bias=True, logit_softcap=3.0, pooler=True)
+    model = nf.EncoderDecoder(cfg, rng=0)
+    mine = model.encoder.cfg
+    assert (mine.head_bias, mine.logit_softcap, mine.pooler) == (False, None, True)
+    assert (model.cfg.head_bias, model.head.b is None) == (True, False)
+    assert nf.accounting.parameters(model.cfg).total == sum(
+        p.value.size for p in model.parameters()
+    )
 
 
 def test_the_pooler_reads_the_first_token(rng):

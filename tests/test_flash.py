@@ -293,10 +293,12 @@ def test_blocks_that_are_given_are_used_by_the_backward(rng, monkeypatch):
     assert len(asked) % 4 == 0  # 11 keys
 
 
-@pytest.mark.parametrize(("block_q", "block_k"), [(0, 4), (4, 0), (-1, 4), (4, -3)])
+@pytest.mark.parametrize(
+    ("block_q", "block_k"), [(0, 4), (4, 0), (-1, 4), (4, -3), (4, 1.5), (2.0, 4), (True, 4)]
+)
 def test_blocks_have_rows_and_columns(block_q, block_k, rng):
     q, k, v, _ = arrays(rng)
-    with pytest.raises(ValueError, match="block_q and block_k must be 1 or more"):
+    with pytest.raises(ValueError, match="block_q and block_k must be whole numbers from 1 on"):
         F.flash_attention(q, k, v, block_q=block_q, block_k=block_k)
 
 

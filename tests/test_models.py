@@ -345,6 +345,12 @@ def test_masks_that_a_model_refuses(mask, error, words):
         ({"head_bias": 1}, "head_bias must be true or false, but is 1"),
         ({"final_norm": "yes"}, "final_norm must be true or false"),
         ({"out_bias": "x"}, "out_bias must be true or false"),
+        *(
+            ({name: value}, f"^{name} must be true or false, but is {value!r}")
+            for name in ("bias", "qkv_bias", "out_bias", "ffn_bias", "gated", "recompute")
+            for value in (1, "yes", 0.0)
+        ),
+        ({"embedding_scale": 10**400}, "embedding_scale must be a finite number, but is 100"),
         ({"token_types": -2}, "token_types must be a whole number from 0 on, but is -2"),
         ({"token_types": 2.5}, "token_types must be a whole number"),
         ({"embedding_scale": float("nan")}, "embedding_scale must be a finite number"),

@@ -11,6 +11,7 @@ from kernels import plain_weights, visible_keys
 
 import npformer as nf
 from npformer import functional as F
+from npformer.masks import token_window
 from npformer.multihead import KERNELS
 
 close = np.testing.assert_allclose
@@ -286,6 +287,30 @@ def test_a_window_counts_tokens(causal, window, rng):
     close(layer(x[:1], mask=seen), by_loops(layer, x[:1], mask=places)[0], rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("padding", ["1111111", "0011111", "0110111"])
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("one_row", [False, True])
+def test_a_mask_over_the_keys_beside_the_padding_of_a_cache(padding, window, one_row, rng):
+    """Both hide: the cache its padding, the caller what else he likes, which counts as tokens."""
+    layer = make("causal", window=window, rope=True)
+    x = rng.standard_normal((2, 7, D))
+    real = np.array([list(padding), list("1111111")]) == "1"
+    seen = np.array([list("1101101"), list("1011111")]) == "1"
+    seen = seen[:1] if one_row else seen
+    cfg = nf.TransformerConfig(V=3, d=D, L=1, H=6, H_kv=2, d_h=4)
+    cache = nf.KVCache(cfg, 2, 8, np.float64)
+    cache.extend(4, real[:, :4])
+    layer(x[:, :4], cache=cache.layer(0))
+    cache.extend(3, real[:, 4:])
+    y = layer(x[:, 4:], cache=cache.layer(0), mask=F.padding_mask(seen))
+    counted = token_window(real, 7, 7 if window is None else window)
+    mask = counted & F.causal_mask(7) & F.padding_mask(real) & F.padding_mask(seen)
+    positions = np.maximum(np.cumsum(real, axis=1) - 1, 0)
+    whole = make("plain", rope=True)(x, mask=mask, positions=positions)
+    for b in range(2):
+        close(y[b, real[b, 4:]], whole[b, 4:][real[b, 4:]], rtol=0, atol=1e-12)
+
+
 # ---------------------------------------------------------------------------------- what is refused
 
 
@@ -321,7 +346,22 @@ def test_no_backward_after_a_cache(rng):
         ({"eps": 0.0}, "eps must be positive, but is 0.0"),
         ({"dropout": 1.5}, "dropout probability must lie in [0, 1], but is 1.5"),
         ({"bias": (True, False)}, "bias must be a bool or three, of q, k and v, not (True, False)"),
+        ({"scale": 10**400}, "scale must be a number, but is 100"),
+        ({"softcap": 10**400}, "softcap must be positive, but is 100"),
+        ({"norm_offset": 10**400}, "norm_offset must be a finite number, but is 100"),
+        ({"dropout": "0.1"}, "dropout must be a finite number, but is '0.1'"),
         ({"bias": 1}, "bias must be a bool or three, of q, k and v, not 1"),
+        ({"bias": "yes"}, "bias must be a bool or three, of q, k and v, not 'yes'"),
+        ({"bias": (True, 1, False)}, "a bool or three, of q, k and v, not (True, 1, False)"),
+        (
+            {"bias": (True, "yes", False)},
+            "a bool or three, of q, k and v, not (True, 'yes', False)",
+        ),
+        *(
+            ({name: value}, f"{name} must be true or false, but is {value!r}")
+            for name in ("causal", "out_bias", "rope")
+            for value in (1, "yes", None, (True, False, True))
+        ),
         ({"qk_norm": "both"}, 'qk_norm must be None, "head" or "projection", not \'both\''),
         ({"kernel": "fast"}, "kernel must be one of dense, flash, auto, but is 'fast'"),
         ({"rope_layout": "neox"}, 'rope_layout must be "interleaved" or "half", but is \'neox\''),
@@ -329,6 +369,7 @@ def test_no_backward_after_a_cache(rng):
         ({"rope_scaling": YARN}, "rope_scaling is given, but there is no rotation"),
         ({"rope": True, "d_h": 5}, "rotary dimension must be even and at most d_h = 5, but is 5"),
         ({"rope": True, "rotary_dim": 6}, "even and at most d_h = 4, but is 6"),
+        ({"rope": True, "rope_base": 10**400}, "the base must be a positive number, but is 100"),
         ({"rope": True, "rope_base": 0}, "the base must be a positive number, but is 0"),
         ({"rope": True, "rope_scaling": {"type": "su"}}, "rope scaling must be one of default"),
         (

@@ -38,6 +38,10 @@ FIGURES: dict[str, Callable[[str], Figure]] = {
         STEPS, [(100, 2.0, 1.0), (300, 1.5, 3.0)], V=103, clip=3.0, lang=lang
     ),
     "traffic": lambda lang: traffic_by_memory(attention_traffic(256, 8), lang),
+    "traffic, one size": lambda lang: traffic_by_memory(attention_traffic(128, 128, [512]), lang),
+    "traffic back": lambda lang: traffic_by_memory(
+        attention_traffic(256, 8, backward=True), lang, backward=True
+    ),
     "norms": lambda lang: norms_by_layer(NORMS, lang),
     "norms, once": lambda lang: norms_by_layer(NORMS[:1], lang),
     "training, one step": lambda lang: training_curves(STEPS[:1], lang=lang),
@@ -86,6 +90,42 @@ def test_every_part_has_its_place(name: str, lang: str):
     assert all(caption.y1 < box.y0 and box.y1 < title.y0 for box in panels)
     panels.sort(key=lambda box: box.x0)
     assert all(a.x1 <= b.x0 for a, b in pairwise(panels))
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("name", FIGURES)
+def test_no_line_runs_through_a_legend(name: str, lang: str):
+    with plots.language(lang):
+        figure = FIGURES[name](lang)
+        figure.draw_without_rendering()
+        for ax in figure.axes:
+            if (legend := ax.get_legend()) is None:
+                continue
+            box = legend.get_window_extent()
+            for line in ax.get_lines():
+                path = line.get_path().transformed(line.get_transform())
+                assert not path.intersects_bbox(box, filled=False), line.get_label()
+
+
+@pytest.mark.parametrize(
+    ("backward", "word", "multiple"), [(False, "forward", 2), (True, "back", 3)]
+)
+def test_the_traffic_says_of_which_pass_it_is(backward: bool, word: str, multiple: int):
+    rows = attention_traffic(256, 8, backward=backward)
+    with plots.language("en"):
+        figure = traffic_by_memory(rows, backward=backward)
+    caption = " ".join(figure.texts[1].get_text().split())
+    assert f"the {word}" in caption
+    formula = "7N^2+8Nd" if backward else "4(N^2+Nd)"
+    assert f"${formula}$" in caption
+    standard = 7 * 256**2 + 8 * 256 * 8 if backward else 4 * (256**2 + 256 * 8)
+    assert rows[0].total == standard
+    (ax,) = figure.axes
+    figure.draw_without_rendering()
+    assert ax.get_legend().get_window_extent().y0 >= ax.bbox.y1  # above the panel
+    (upright,) = (line for line in ax.get_lines() if len(set(line.get_xdata())) == 1)
+    assert list(upright.get_xdata()) == [multiple * 64] * 2
+    assert [t.get_text() for t in ax.texts] == [f"${multiple}d^2$"]
 
 
 @pytest.mark.parametrize("name", FIGURES)

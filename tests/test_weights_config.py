@@ -70,7 +70,7 @@ def test_both_spellings_of_rotary_settings(rule):
 
 
 def test_plain_rotary_settings():
-    for rope in ({}, {"rope_theta": None, "rope_scaling": None}, {"rope_parameters": {}}):
+    for rope in ({}, {"rope_scaling": None}, {"rope_parameters": {}}, {"rope_parameters": None}):
         settings = {k: v for k, v in MODELS["llama"].items() if k != "rope_parameters"}
         cfg = read(settings | rope)
         assert (cfg.rope_base, cfg.rope_scaling) == (10000.0, None)
@@ -220,6 +220,23 @@ REFUSED = [
         {"share_encoder_decoder_embeddings": False},
     ),
     ("decoder_vocab_size 29 is not supported, only 23", "marian", {"decoder_vocab_size": 29}),
+    ("layer_types that differ from sliding_window", "mistral", {"layer_types": 5}),
+    (
+        "max_window_layers must be a whole number from 0 on, but is some",
+        "qwen2",
+        {"max_window_layers": "some"},
+    ),
+    ("rms_norm_eps must be a number from 0 on", "llama", {"rms_norm_eps": 10**400}),
+    (
+        "rope_theta must be a positive number, but is 1000",
+        "llama",
+        {"rope_parameters": {"rope_theta": 10**400}},
+    ),
+    (
+        "factor of a rope scaling must be a number from 1 on, but is 1000",
+        "llama",
+        {"rope_parameters": {"rope_type": "linear", "factor": 10**400}},
+    ),
     (
         "it is not known what residual_multiplier = 0.5 would change",
         "llama",

@@ -103,8 +103,9 @@ def test_bfloat16_rounds_to_nearest_ties_to_even():
         0x3F818000: 0x3F82,  # a tie, up to even
         0x3F808001: 0x3F81,
         0x3F807FFF: 0x3F80,
-        0x7F7FFFFF: 0x7F80,  # beyond the largest: infinity
-        0xFF800000: 0xFF80,
+        0x7F7F7FFF: 0x7F7F,  # the last that is nearer to the largest than to what comes after it
+        0xFF7F7FFF: 0xFF7F,
+        0xFF800000: 0xFF80,  # infinite before
         0x00000001: 0x0000,
     }
     x = np.array(list(bits), np.uint32).view(np.float32)
@@ -124,8 +125,14 @@ def test_bfloat16_is_within_half_a_step(x):
 def test_numbers_that_do_not_fit_are_refused(tmp_path):
     with pytest.raises(ValueError, match="a weight has numbers that are too large for float16"):
         convert(np.array([1.0, 1e6]), np.float16, "a weight")
-    with pytest.raises(ValueError, match="too large for float32"):
+    with pytest.raises(ValueError, match="a has numbers that are too large for float32"):
         write_safetensors(tmp_path / "x", [("a", np.array([1e300]))], "bfloat16")
+    for bits in (0x7F7F8000, 0x7F7FFFFF, 0xFF7F8000, 0xFF7FFFFF):  # finite, 3.396e38 and more
+        a = np.array([0x3F800000, bits], np.uint32).view(np.float32)
+        assert np.isfinite(a).all()
+        for dtype in (np.float32, np.float64):
+            with pytest.raises(ValueError, match="a has numbers that are too large for bfloat16"):
+                write_safetensors(tmp_path / "x", [("a", a.astype(dtype))], "bfloat16")
     assert not list(tmp_path.iterdir())
     x = np.array([np.inf, np.nan, 1.0])
     np.testing.assert_array_equal(convert(x, np.float16), x)  # infinite before

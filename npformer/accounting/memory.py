@@ -7,7 +7,7 @@ from typing import Any
 from ..config import TransformerConfig
 from ..experts import ExpertsConfig
 from ..sizes import AnyConfig, count_parameters, norms_of
-from .units import Bytes, itemsize, positive
+from .units import Bytes, has_scales, itemsize, positive
 
 
 def weight_bytes(cfg: AnyConfig, dtype: Any = "float16") -> Bytes:
@@ -53,12 +53,14 @@ def kv_cache_bytes(
     B, T : int
         Rows, and tokens or capacity of each.
     dtype : str or dtype
-        A name of `DTYPE_BYTES`, or a NumPy dtype.
+        A name of `DTYPE_BYTES`, or a NumPy dtype. int8 has a scale of 4 bytes with each vector, as
+        in `npformer.KVCache`.
     rolling : bool
         A layer with a window keeps no more than its window, as `npformer.KVCache` does with
-        ``rolling=True``. (Its int8 keeps 4 bytes of scale with each vector besides.)
+        ``rolling=True``.
     source : int
-        Tokens on the other side of a cross-attention, whose keys and values are kept too.
+        Tokens on the other side of a cross-attention, whose keys and values are kept too: as the
+        model makes them, so in float32 where the cache has int8.
 
     Returns
     -------
@@ -89,18 +91,27 @@ def kv_cache_bytes(
         raise ValueError(f"{cfg.name or 'an encoder'} generates nothing, so it has no cache")
     a = cfg.attention(0)
     one = a.heads_kv * a.width * size  # keys, or values, of one token in one layer
+    scale = 4 * a.heads_kv * has_scales(dtype)
     kept, growing = [], 0
     for layer in range(cfg.L):
         window = cfg.at("window", layer) if rolling else None
         kept.append(T if window is None else min(T, window))
         growing += window is None or window > T
     rows = [("keys", B * sum(kept) * one), ("values", B * sum(kept) * one)]
+    if scale:
+        rows.append(("scales", 2 * B * sum(kept) * scale))
     if source:
         positive(source=source)
-        rows.append(("keys and values of the source", 2 * cfg.L * B * source * one))
+        if cfg.kind != "encoder-decoder":
+            raise ValueError(
+                f"source tokens are read by an encoder-decoder, but {cfg.name or 'this'} is a "
+                f"{cfg.kind}"
+            )
+        both = 2 * a.heads_kv * a.width * (4 if scale else size)
+        rows.append(("keys and values of the source", cfg.L * B * source * both))
     result = CacheBytes(rows)
-    result.per_token = 2 * growing * one
-    result.per_layer = 2 * B * max(kept) * one
+    result.per_token = 2 * growing * (one + scale)
+    result.per_layer = 2 * B * max(kept) * (one + scale)
     return result
 
 

@@ -31,6 +31,11 @@ def itemsize(dtype: Any) -> int:
     return size
 
 
+def has_scales(dtype: Any) -> bool:
+    """Whether a cache keeps a scale with each vector in this format: whole numbers of 8 bits."""
+    return bool(dtype == "int8" if isinstance(dtype, str) else np.dtype(dtype) == np.int8)
+
+
 class Bytes(int):
     """A number of bytes that remembers what it is the sum of.
 

@@ -120,6 +120,7 @@ def run(args: argparse.Namespace) -> int:
     configs = [read_model(name) for name in names]
     longest = min(LONGEST, *(cfg.T_max for cfg in configs))  # the same text for all
     models = [(cfg, _setting(args, longest)) for cfg in configs]
+    _check_lengths(args, configs)
     if args.compare:
         text = form.comparison(models, args.lang)
         found: Any = {"models": [form.as_json(cfg, s) for cfg, s in models]}
@@ -164,6 +165,22 @@ def _names(args: argparse.Namespace) -> list[str]:
     if args.config is not None and not args.config.endswith((".json", ".toml")):
         raise ValueError(f"--config needs a .json or .toml file, but is {args.config}")
     return args.compare or [args.model or args.config]
+
+
+def _check_lengths(args: argparse.Namespace, configs: list[AnyConfig]) -> None:
+    """Refuse tokens that a model has no place for, or nothing that would read them."""
+    for option, n in (("--length", args.length), ("--source-length", args.source_length)):
+        for cfg in configs:
+            learned = getattr(cfg, "positions", None) == "learned"
+            reads = option == "--length" or cfg.kind == "encoder-decoder"
+            if learned and reads and n is not None and n > cfg.T_max:
+                raise ValueError(
+                    f"{option} must be at most {cfg.T_max}, the learned positions of {cfg.name}, "
+                    f"but is {n}"
+                )
+    if args.source_length is not None and all(cfg.kind != "encoder-decoder" for cfg in configs):
+        names = ", ".join(f"{cfg.name} ({cfg.kind})" for cfg in configs)
+        raise ValueError(f"--source-length needs an encoder-decoder, not {names}")
 
 
 def _setting(args: argparse.Namespace, longest: int) -> Setting:

@@ -227,6 +227,7 @@ _ZH = {
     "absorbed matrices": "吸收后的矩阵",
     # bytes
     "keys and values of the source": "源端的键与值",
+    "scales": "缩放因子",
     "latent vectors": "潜向量",
     "weights, 16 bits": "权重，16 位",
     "gradients, 16 bits": "梯度，16 位",

@@ -99,7 +99,7 @@ def attention_traffic(args: argparse.Namespace) -> int:
             stem.with_suffix(".csv"), (*Traffic._fields, "total"), [(*r, r.total) for r in rows]
         )
         with language(args.lang) as lang:
-            paths = save_figure(traffic_by_memory(rows, lang), stem)
+            paths = save_figure(traffic_by_memory(rows, lang, backward=args.backward), stem)
         if not args.json:
             print(f"\n{args.out}: {stem.name}.csv {' '.join(p.name for p in paths)}")
     return 0

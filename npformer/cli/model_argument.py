@@ -54,6 +54,8 @@ def config_file(path: str) -> AnyConfig:
         raise ValueError(f"{path} lacks {', '.join(missing)}")
     try:
         cfg: AnyConfig = kind(**{"name": file.stem, **values})
+        if isinstance(cfg, TransformerConfig):
+            cfg.check_all_is_read()
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from None
     return cfg

@@ -237,15 +237,19 @@ def exponent(schedule: str, N: int, d: int, *, backward: bool = False) -> float:
     return float(np.polyfit(np.log(sizes), np.log(totals), 1)[0])
 
 
-def break_even(schedule: str, N: int, d: int) -> int | None:
+def break_even(schedule: str, N: int, d: int, *, backward: bool = False) -> int | None:
     """Return the smallest M with which a schedule moves less than the standard one.
 
-    It is near 3 d^2 for FlashAttention-1 and 2 d^2 for FlashAttention-2: a blocked schedule with
-    less fast memory than that only saves room. None where even M = N d is not enough.
+    It is near 3 d^2 for FlashAttention-1 and 2 d^2 for FlashAttention-2, and near 3 d^2 for the
+    backward of both: a blocked schedule with less fast memory than that only saves room. None where
+    even M = N d is not enough.
     """
 
     def moves_less(M: int) -> bool:
-        return traffic(schedule, N, d, M).total < traffic("standard", N, d, M).total
+        mine, standard = (
+            traffic(name, N, d, M, backward=backward).total for name in (schedule, "standard")
+        )
+        return mine < standard
 
     low, high = 4 * d - 1, N * d
     if low >= high or not moves_less(high):

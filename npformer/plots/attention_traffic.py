@@ -21,8 +21,14 @@ TEXT = {
         "title": "What attention moves between slow and fast memory",
         "x": "numbers that the fast memory holds, $M$",
         "y": "numbers read and written",
-        "limit": "$2d^2$",
-        "caption": "One head of {N} tokens and width {d}, the forward pass; every point is counted "
+        "limit": "${multiple}d^2$",
+        "backward": "One head of {N} tokens and width {d}, the backward pass; every point is "
+        "counted by walking through the blocks. The standard schedule reads and writes the weights "
+        "and their gradients and moves $7N^2+8Nd$ numbers, whatever $M$ is. The blocked ones "
+        "compute the weights again and fall like $1/M$ (the theorem says $N^2d^2/M$); they are "
+        "ahead from about $M=3d^2$ on. Square blocks that also hold their scores grow only like "
+        "$\\sqrt{{M}}$ in the end.",
+        "forward": "One head of {N} tokens and width {d}, the forward pass; every point is counted "
         "by walking through the blocks. The standard schedule writes the scores and the weights "
         "down and moves $4(N^2+Nd)$ numbers, whatever $M$ is. The blocked ones fall like $1/M$ "
         "(the theorem says $N^2d^2/M$) and are ahead from about $M=3d^2$ and $2d^2$ on. Square "
@@ -36,8 +42,12 @@ TEXT = {
         "title": "注意力在慢速与快速存储之间搬运多少数",
         "x": "快速存储可容纳的数的个数 $M$",
         "y": "读写的数的个数",
-        "limit": "$2d^2$",
-        "caption": "一个头，{N} 个 token，宽度 {d}，前向；每个点都是逐块走完调度数出来的。"
+        "limit": "${multiple}d^2$",
+        "backward": "一个头，{N} 个 token，宽度 {d}，反向；每个点都是逐块走完调度数出来的。"
+        "标准调度要读写权重矩阵及其梯度，共搬运 $7N^2+8Nd$ 个数，与 $M$ 无关。"
+        "分块调度重新计算权重，随 $1/M$ 下降（定理为 $N^2d^2/M$），约从 $M=3d^2$ 起更省。"
+        "方块若还要容纳分数，边长最终只按 $\\sqrt{{M}}$ 增长。",
+        "forward": "一个头，{N} 个 token，宽度 {d}，前向；每个点都是逐块走完调度数出来的。"
         "标准调度要写出分数矩阵和权重矩阵，共搬运 $4(N^2+Nd)$ 个数，与 $M$ 无关。"
         "分块调度随 $1/M$ 下降（定理为 $N^2d^2/M$），约从 $M=3d^2$ 与 $2d^2$ 起更省。"
         "方块若还要容纳分数，边长最终只按 $\\sqrt{{M}}$ 增长。",
@@ -45,7 +55,9 @@ TEXT = {
 }
 
 
-def traffic_by_memory(rows: Sequence[Traffic], lang: str = "en") -> Figure:
+def traffic_by_memory(
+    rows: Sequence[Traffic], lang: str = "en", *, backward: bool = False
+) -> Figure:
     """Draw the numbers moved against the size of the fast memory, a line a schedule.
 
     Parameters
@@ -53,13 +65,15 @@ def traffic_by_memory(rows: Sequence[Traffic], lang: str = "en") -> Figure:
     rows : sequence of Traffic
         As `attention_traffic` returns them: one N and one d.
     lang : {"en", "zh"}
+    backward : bool
+        Whether they are of the backward pass, so that the texts say so.
 
     Returns
     -------
     matplotlib.figure.Figure
     """
     text, N, d = TEXT[lang], rows[0].N, rows[0].d
-    figure = new_figure(8, 5.6)
+    figure = new_figure(8, 6)
     ax = figure.subplots()
     ax.set(xscale="log", yscale="log", xlabel=text["x"], ylabel=text["y"])
     for n, name in enumerate(dict.fromkeys(row.schedule for row in rows)):
@@ -72,11 +86,15 @@ def traffic_by_memory(rows: Sequence[Traffic], lang: str = "en") -> Figure:
             marker=MARKERS[n],
             linestyle=DASHES[n],
         )
-    ax.axvline(2 * d * d, color="0.6", linewidth=1, zorder=0)
+    multiple = 3 if backward else 2  # where the first of the blocked schedules gets ahead
+    limit = multiple * d * d
+    ax.axvline(limit, color="0.6", linewidth=1, zorder=0)
     ax.annotate(
-        text["limit"], (2 * d * d, 1), (4, -4), xycoords=ax.get_xaxis_transform(), va="top",
-        textcoords="offset points", color="0.35",
+        text["limit"].format(multiple=multiple), (limit, 1), (4, -4), va="top", color="0.35",
+        xycoords=ax.get_xaxis_transform(), textcoords="offset points",
     )  # fmt: skip
-    ax.legend()
-    add_texts(figure, text["title"], text["caption"].format(N=f"{N:,}", d=d))
+    # Above the panel: inside, whatever N and d are, some line would run through it.
+    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.3)
+    caption = text["backward" if backward else "forward"]
+    add_texts(figure, text["title"], caption.format(N=f"{N:,}", d=d))
     return figure

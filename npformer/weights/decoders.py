@@ -35,14 +35,14 @@ def _read_gpt2(s: Settings) -> dict[str, Any]:
         "d": d,
         "L": s.whole("n_layer"),
         "H": s.whole("n_head"),
-        "d_ff": s.whole("n_inner", 4 * d),
+        "d_ff": s.whole("n_inner", 4 * d, null=4 * d),
         "T_max": s.whole("n_positions"),
         "activation": s.choice("activation_function", ACTIVATIONS, "gelu_new"),
         "eps": s.number("layer_norm_epsilon", 1e-5),
         "scale": None if s.flag("scale_attn_weights", True) else 1.0,
         "tied": s.flag("tie_word_embeddings", True),
-        "dropout": s.number("resid_pdrop", 0.1),
-        "attention_dropout": s.number("attn_pdrop", 0.1),
+        "dropout": s.rate("resid_pdrop", 0.1),
+        "attention_dropout": s.rate("attn_pdrop", 0.1),
     }
 
 
@@ -94,9 +94,18 @@ GPT2 = Family(
 
 
 def _read_common(
-    s: Settings, activation: str = "hidden_act", default: str = "silu"
+    s: Settings,
+    activation: str = "hidden_act",
+    default: str = "silu",
+    *,
+    kv: int | None = None,
+    head_dim: int | None = None,
 ) -> dict[str, Any]:
-    """Read what all of them share: Pre-LN with RMSNorm, a gated network, no biases."""
+    """Read what all of them share: Pre-LN with RMSNorm, a gated network, no biases.
+
+    ``kv`` and ``head_dim`` are what is meant where a file has no ``num_key_value_heads`` and no
+    ``head_dim``: the sizes of a family's first model in some, whatever the other sizes are.
+    """
     for name in ("is_encoder_decoder", "add_cross_attention", "use_mrope", "rope_interleaved"):
         s.only(name, False)
     heads, T_max = s.whole("num_attention_heads"), s.whole("max_position_embeddings")
@@ -105,8 +114,8 @@ def _read_common(
         "d": s.whole("hidden_size"),
         "L": s.whole("num_hidden_layers"),
         "H": heads,
-        "H_kv": s.whole("num_key_value_heads", heads),
-        "d_h": s.whole("head_dim", None),
+        "H_kv": s.whole("num_key_value_heads", kv or heads, null=heads),
+        "d_h": s.whole("head_dim", head_dim),
         "d_ff": s.whole("intermediate_size"),
         "T_max": T_max,
         "norm": "rmsnorm",
@@ -117,7 +126,7 @@ def _read_common(
         "positions": "rope",
         "rope_layout": "half",
         "tied": s.flag("tie_word_embeddings", False),
-        "attention_dropout": s.number("attention_dropout", 0.0),
+        "attention_dropout": s.rate("attention_dropout", 0.0),
         **read_rope(s, T_max),
     }
 
@@ -179,11 +188,11 @@ def _write_llama(cfg: TransformerConfig) -> dict[str, Any]:
 
 
 def _read_mistral(s: Settings) -> dict[str, Any]:
-    window = s.whole("sliding_window", s.absent("sliding_window", 4096))
-    common = _read_common(s)
+    window = s.whole("sliding_window", 4096, null=None)
+    common = _read_common(s, kv=8)
     everywhere = "full_attention" if window is None else "sliding_attention"
     kinds = s.get("layer_types", [everywhere])
-    if kinds != [everywhere] * len(kinds):
+    if not isinstance(kinds, list) or kinds != [everywhere] * len(kinds):
         raise s.wrong("layer_types that differ from sliding_window are not supported")
     return {**common, "window": window}
 
@@ -192,11 +201,11 @@ def _write_mistral(cfg: TransformerConfig) -> dict[str, Any]:
     return {**_write_common(cfg), "sliding_window": cfg.at("window", 0)}
 
 
-def _read_qwen(s: Settings) -> dict[str, Any]:
-    common = _read_common(s)
-    window = s.whole("sliding_window", s.absent("sliding_window", 4096))
+def _read_qwen(s: Settings, head_dim: int | None = None) -> dict[str, Any]:
+    common = _read_common(s, kv=32, head_dim=head_dim)
+    window = s.whole("sliding_window", 4096, null=None)
     sliding = s.flag("use_sliding_window", False) and window is not None
-    first = s.get("max_window_layers", 28)
+    first = s.whole("max_window_layers", 28, least=0)
     default = [
         "sliding_attention" if sliding and layer >= first else "full_attention"
         for layer in range(common["L"])
@@ -210,8 +219,7 @@ def _read_qwen2(s: Settings) -> dict[str, Any]:
 
 def _read_qwen3(s: Settings) -> dict[str, Any]:
     qkvo = s.flag("attention_bias", False)
-    found = {**_read_qwen(s), "qkv_bias": qkvo, "out_bias": qkvo, "qk_norm": "head"}
-    return {**found, "d_h": found["d_h"] or 128}
+    return {**_read_qwen(s, 128), "qkv_bias": qkvo, "out_bias": qkvo, "qk_norm": "head"}
 
 
 def _write_qwen2(cfg: TransformerConfig) -> dict[str, Any]:
@@ -231,11 +239,12 @@ def _write_qwen3(cfg: TransformerConfig) -> dict[str, Any]:
 
 def _read_gemma2(s: Settings) -> dict[str, Any]:
     s.only("use_bidirectional_attention", False)
-    s.only("hidden_act", "gelu_pytorch_tanh", "gelu")  # an old name that is not read any more
-    common = _read_common(s, "hidden_activation", "gelu_pytorch_tanh")
+    if s.get("hidden_act") is not None:  # an old name that is not read any more
+        s.only("hidden_act", "gelu_pytorch_tanh", "gelu")
+    common = _read_common(s, "hidden_activation", "gelu_pytorch_tanh", kv=4, head_dim=256)
     qkvo = s.flag("attention_bias", False)
     alternating = [("full_attention", "sliding_attention")[(i + 1) % 2] for i in range(common["L"])]
-    window = s.whole("sliding_window", s.absent("sliding_window", 4096))
+    window = s.whole("sliding_window", 4096, null=None)
     caps = {
         "softcap": ("attn_logit_softcapping", 50.0),
         "logit_softcap": ("final_logit_softcapping", 30.0),
@@ -243,7 +252,6 @@ def _read_gemma2(s: Settings) -> dict[str, Any]:
     return {
         **common,
         **_windows(s, common["L"], window, alternating),
-        "d_h": common["d_h"] or 256,
         "tied": s.flag("tie_word_embeddings", True),
         "qkv_bias": qkvo,
         "out_bias": qkvo,
@@ -252,7 +260,7 @@ def _read_gemma2(s: Settings) -> dict[str, Any]:
         "embedding_scale": common["d"] ** 0.5,  # of the embedding, not of the tied output matrix
         "scale": s.number("query_pre_attn_scalar", 256.0, positive=True) ** -0.5,
         **{
-            ours: s.number(name, s.absent(name, cap), positive=True)
+            ours: s.number(name, cap, null=None, positive=True)
             for ours, (name, cap) in caps.items()
         },
     }

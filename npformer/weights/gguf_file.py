@@ -132,6 +132,7 @@ def open_gguf(
             raise ValueError(f"{path}: {name} is {value}, which contradicts {values[theirs]}")
         values[theirs] = value
     heads = values.get("num_attention_heads")
+    values.setdefault("num_key_value_heads", heads)  # what absent means there
     if rotated is not None and isinstance(heads, int) and heads > 0:
         width = values.get("head_dim") or values.get("hidden_size", 0) // heads
         if rotated != width:

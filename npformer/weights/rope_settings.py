@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..arrays import is_number
 from ..config import TransformerConfig
 from ..rope_scaling import read_scaling
 from .safetensors_file import brief
@@ -25,11 +26,14 @@ def read_rope(s: Settings, T_max: int) -> dict[str, Any]:
     found = dict(s.get("rope_scaling", {}) or s.get("rope_parameters", {}))
     if any(isinstance(value, dict) for value in found.values()):
         raise s.wrong("rotary settings that differ by layer are not supported")
+    null = None in (s.values.get("rope_theta", 0), found.get("rope_theta", 0))
     inside, outside = found.pop("rope_theta", None), s.number("rope_theta", None)
+    if null and inside is None and outside is None:
+        raise s.wrong("rope_theta is null: give it a value or leave it out")
     if None not in (inside, outside) and inside != outside:
         raise s.wrong(f"rope_theta is {outside} in one place and {inside} in another")
     theta = inside if inside is not None else outside if outside is not None else 10000.0
-    if isinstance(theta, bool) or not isinstance(theta, int | float) or theta <= 0:
+    if not is_number(theta) or theta <= 0:
         raise s.wrong(f"rope_theta must be a positive number, but is {brief(theta)}")
     kind = found.pop("rope_type", found.get("type", "default"))
     found.pop("type", None)

@@ -111,13 +111,21 @@ def from_bfloat16(bits: Array) -> Array:
     return wide.view(np.float32)
 
 
-def to_bfloat16(x: Array) -> Array:
-    """Return the bits of ``x`` rounded to the nearest bfloat16, ties to even, as uint16."""
-    x = np.ascontiguousarray(convert(x, np.float32))
+def to_bfloat16(x: Array, name: str = "an array") -> Array:
+    """Return the bits of ``x`` rounded to the nearest bfloat16, ties to even, as uint16.
+
+    Within half a step of its end, at 3.396e38, the range of float32 goes on where that of bfloat16
+    stops. Such a number is refused, as it is for float16: as infinity it would spoil every sum, and
+    as the largest bfloat16 it would be another number than was asked for.
+    """
+    x = np.ascontiguousarray(convert(x, np.float32, name))
     bits = x.view(np.uint32)
     nearest = bits + (np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1)))
     # Adding would turn the largest NaN patterns into numbers.
-    return np.where(np.isnan(x), bits | np.uint32(1 << 22), nearest).__rshift__(16).astype("<u2")
+    nearest = np.where(np.isnan(x), bits | np.uint32(1 << 22), nearest) >> 16
+    if np.any(((nearest & 0x7FFF) == 0x7F80) & np.isfinite(x)):
+        raise ValueError(f"{name} has numbers that are too large for bfloat16")
+    return nearest.astype("<u2")
 
 
 def read_entries(path: Path) -> dict[str, Entry]:
@@ -224,7 +232,9 @@ def write_safetensors(
         for name, a in tensors:
             kind = entries[name]["dtype"]
             for rows in _pieces(a):
-                piece = to_bfloat16(rows) if kind == "BF16" else convert(rows, FLOATS[kind], name)
+                piece = (
+                    to_bfloat16(rows, name) if kind == "BF16" else convert(rows, FLOATS[kind], name)
+                )
                 file.write(np.ascontiguousarray(piece).data)
 
 

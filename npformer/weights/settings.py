@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from fnmatch import fnmatchcase
 from typing import Any
 
+from ..arrays import is_number
 from .safetensors_file import brief
 
 HARMLESS = (
@@ -69,47 +69,63 @@ class Settings:
         value = self.values.get(name)
         return default if value is None else value
 
-    def absent(self, name: str, default: Any) -> Any:
-        """Return ``default`` where a setting is absent and None where it is null."""
-        return None if name in self.values else default
+    # From here on null is an error, as it is in transformers, unless ``null`` says what it stands
+    # for or absent is None.
 
-    def whole(self, name: str, default: Any = _MISSING) -> Any:
-        """Return a whole number from 1 on, or the default."""
-        value = self._present(name, default)
-        if value is not default and (
-            isinstance(value, bool) or not isinstance(value, int) or value < 1
-        ):
-            raise self.wrong(f"{name} must be a whole number from 1 on, but is {brief(value)}")
+    def whole(
+        self, name: str, default: Any = _MISSING, *, null: Any = _MISSING, least: int = 1
+    ) -> Any:
+        """Return a whole number from ``least`` on, or the default."""
+        given, value = self._value(name, default, null)
+        if given and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            raise self.wrong(
+                f"{name} must be a whole number from {least} on, but is {brief(value)}"
+            )
         return value
 
-    def number(self, name: str, default: Any = _MISSING, *, positive: bool = False) -> Any:
+    def number(
+        self,
+        name: str,
+        default: Any = _MISSING,
+        *,
+        null: Any = _MISSING,
+        positive: bool = False,
+    ) -> Any:
         """Return a finite number from 0 on (above 0 where ``positive``) as a float, or default."""
-        value = self._present(name, default)
-        if value is default:
+        given, value = self._value(name, default, null)
+        if not given:
             return value
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not (0 < value < math.inf or (value == 0 and not positive)):
+        if not is_number(value) or value < 0 or (value == 0 and positive):
             kind = "above 0" if positive else "from 0 on"
             raise self.wrong(f"{name} must be a number {kind}, but is {brief(value)}")
         return float(value)
 
-    def flag(self, name: str, default: bool) -> bool:
-        """Return true or false."""
-        value = self.get(name, default)
-        if not isinstance(value, bool):
-            raise self.wrong(f"{name} must be true or false, but is {brief(value)}")
-        return value
+    def rate(self, name: str, default: float) -> float:
+        """Return a rate of dropout. Null, which some files have, changes nothing but training."""
+        found: float = self.number(name, default, null=default)
+        return found
 
-    def choice(self, name: str, table: dict[str, Any], default: str | None = None) -> Any:
+    def flag(self, name: str, default: bool, *, null: Any = _MISSING) -> bool:
+        """Return true or false."""
+        given, value = self._value(name, default, null)
+        if given and not isinstance(value, bool):
+            raise self.wrong(f"{name} must be true or false, but is {brief(value)}")
+        return bool(value)
+
+    def choice(self, name: str, table: dict[str, Any], default: str) -> Any:
         """Return what a table says about a setting."""
-        value = self.get(name, default)
+        _, value = self._value(name, default, _MISSING)
         if not isinstance(value, str) or value not in table:
             raise self.wrong(f"{name} {brief(value)} is not supported, only {', '.join(table)}")
         return table[value]
 
     def only(self, name: str, *allowed: Any) -> None:
-        """Refuse a setting whose other values are not supported; absent or null is the first."""
-        value = self.get(name, allowed[0])
+        """Refuse a setting whose other values are not supported; absent is the first.
+
+        Null is, too, where the first means that something is turned off.
+        """
+        off = allowed[0] is False or allowed[0] is None
+        _, value = self._value(name, allowed[0], allowed[0] if off else _MISSING)
         if value not in allowed or isinstance(value, bool) != isinstance(allowed[0], bool):
             raise self.wrong(f"{name} {brief(value)} is not supported, only {allowed[0]!r}")
 
@@ -128,8 +144,16 @@ class Settings:
                 "ignore= to load without it"
             )
 
-    def _present(self, name: str, default: Any) -> Any:
-        value = self.get(name, default)
-        if value is _MISSING:
+    def _value(self, name: str, default: Any, null: Any) -> tuple[bool, Any]:
+        """Whether the file gives a value, and it or what stands for it."""
+        self._asked.add(name)
+        value = self.values.get(name)
+        if value is not None:
+            return True, value
+        if default is _MISSING:
             raise self.wrong(f"{name} is missing")
-        return value
+        if name in self.values and default is not None:
+            if null is _MISSING:
+                raise self.wrong(f"{name} is null: give it a value or leave it out")
+            return False, null
+        return False, default

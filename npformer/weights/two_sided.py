@@ -33,8 +33,8 @@ def _read_bert(s: Settings) -> dict[str, Any]:
         "placement": "post",
         "token_types": s.whole("type_vocab_size", 2),
         "embedding_norm": True,
-        "dropout": s.number("hidden_dropout_prob", 0.1),
-        "attention_dropout": s.number("attention_probs_dropout_prob", 0.1),
+        "dropout": s.rate("hidden_dropout_prob", 0.1),
+        "attention_dropout": s.rate("attention_probs_dropout_prob", 0.1),
     }
 
 
@@ -113,9 +113,9 @@ def _read_seq2seq(s: Settings) -> dict[str, Any]:
         "activation": s.choice("activation_function", ACTIVATIONS, "gelu"),
         "eps": 1e-5,
         "placement": "post",
-        "embedding_scale": d**0.5 if s.flag("scale_embedding", False) else 1.0,
-        "dropout": s.number("dropout", 0.1),
-        "attention_dropout": s.number("attention_dropout", 0.0),
+        "embedding_scale": d**0.5 if s.flag("scale_embedding", False, null=False) else 1.0,
+        "dropout": s.rate("dropout", 0.1),
+        "attention_dropout": s.rate("attention_dropout", 0.0),
     }
 
 
@@ -151,7 +151,8 @@ def _read_marian(s: Settings) -> dict[str, Any]:
     s.only("normalize_embedding", False)
     s.only("static_position_embeddings", True)
     s.only("share_encoder_decoder_embeddings", True)
-    s.only("decoder_vocab_size", s.whole("vocab_size"))
+    if s.get("decoder_vocab_size") is not None:
+        s.only("decoder_vocab_size", s.whole("vocab_size"))
     return {**_read_seq2seq(s), "positions": "sinusoidal", "sinusoidal_layout": "half"}
 
 

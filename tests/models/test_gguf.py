@@ -77,6 +77,16 @@ def test_llama_has_its_pairs_side_by_side(llama):
     np.testing.assert_allclose(again(IDS), model(IDS), rtol=0, atol=2e-5)
 
 
+def test_as_many_key_heads_as_heads_where_the_file_has_no_number(tmp_path):
+    """Not the 32 of Qwen2's ``config.json``."""
+    model = random_model(MODELS["qwen2"] | {"num_key_value_heads": 2}, np.float32)
+    nf.save_pretrained(model, tmp_path / "m")
+    config = json.loads((tmp_path / "m" / "config.json").read_text())
+    (tmp_path / "m" / "config.json").write_text(json.dumps(config | {"num_key_value_heads": None}))
+    write(tmp_path / "m.gguf", tmp_path / "m", "qwen2")
+    assert nf.load_pretrained(tmp_path / "m.gguf").cfg.H_kv == model.cfg.H == 2
+
+
 @pytest.mark.parametrize("name", ["qwen2", "qwen3"])
 def test_qwen_has_them_in_halves(tmp_path, name):
     sizes = {k: v for k, v in MODELS[name].items() if "window" not in k}
