@@ -235,7 +235,7 @@ def cap_slope(S: Array, rules: Rules) -> Array | None:
 
 def row_maximum(S: Array) -> tuple[Array, Array]:
     """Maximum of each row, 0 where everything is hidden, and the rows (..., 1) where it is."""
-    m = np.max(S, axis=-1, keepdims=True, initial=-np.inf)
+    m = S.max(axis=-1, keepdims=True, initial=-np.inf)
     nothing = m == -np.inf
     return np.where(nothing, 0, m), nothing
 

@@ -123,7 +123,7 @@ def flash_attention(
             for _, j in met([i], key_blocks, rules.sight):
                 S = scores(scaled[..., i, :], k[..., j, :], rules)
                 hide(S, i, j, rules.sight, *masks)
-                highest = np.max(S, axis=-1, keepdims=True, initial=-np.inf)
+                highest = S.max(axis=-1, keepdims=True, initial=-np.inf)
                 before, m = m, np.maximum(m, highest)
                 shift = np.where(m == -np.inf, 0, m)
                 with np.errstate(over="ignore"):  # a score too far below m becomes -inf
