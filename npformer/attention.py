@@ -113,10 +113,10 @@ def attention(
     dtype = np.result_type(widen(q), widen(k), widen(v))
 
     def head(q: Array, k: Array, v: Array, ids: Array, *masks: Array) -> tuple[Array, Array]:
-        y = np.empty((*q.shape[:-1], v.shape[-1]), dtype)  # q is (g, G, T, d_h), v (g, S, d_v)
+        y = np.empty((*q.shape[:-1], v.shape[-1]), dtype)  # q is (..., G, T, d_h), v (..., S, d_v)
         lse = np.empty(q.shape[:-1], dtype)
         for i, j in panels(q, rules):
-            S = scores(q[..., i, :] * rules.scale, k[..., j, :], rules)  # (g, G, t, s)
+            S = scores(q[..., i, :] * rules.scale, k[..., j, :], rules)  # (..., G, t, s)
             hide(S, i, j, rules.sight, *masks)
             m, nothing = row_maximum(S)
             with np.errstate(over="ignore"):
@@ -216,7 +216,7 @@ def attention_weights(saved: AttentionSaved) -> Array:
 
 
 def scores(scaled: Array, k: Array, rules: Rules) -> Array:
-    """``(scale q) k^T`` (g, G, t, s), capped if asked for; nothing is hidden yet."""
+    """``(scale q) k^T`` (..., G, t, s), capped if asked for; nothing is hidden yet."""
     S = times(scaled, k.swapaxes(-1, -2))
     if rules.softcap is not None:
         S /= rules.softcap
@@ -250,15 +250,16 @@ def keep(ids: Array, i: slice, j: slice, rules: Rules, P: Array) -> Array | None
 
 
 def times(A: Array, B: Array) -> Array:
-    """(g, G, t, n) times (g, n, m): a group's heads share B, so their rows go in one product."""
-    g, G, t, n = A.shape
-    return np.matmul(A.reshape(g, G * t, n), B).reshape(g, G, t, B.shape[-1])
+    """(..., G, t, n) times (..., n, m): the G heads share B, so their rows go in one product."""
+    *lead, G, t, n = A.shape
+    return np.matmul(A.reshape(*lead, G * t, n), B).reshape(*lead, G, t, B.shape[-1])
 
 
 def summed(A: Array, B: Array) -> Array:
-    """``A^T B`` (g, s, d), summed over the G heads and t rows of (g, G, t, s) and (g, G, t, d)."""
-    g, G, t, s = A.shape
-    return np.matmul(A.reshape(g, G * t, s).swapaxes(-1, -2), B.reshape(g, G * t, B.shape[-1]))
+    """``A^T B`` (..., s, d), summed over the heads and rows of (..., G, t, s) and (..., G, t, d)."""
+    *lead, G, t, s = A.shape
+    rows = B.reshape(*lead, G * t, B.shape[-1])
+    return np.matmul(A.reshape(*lead, G * t, s).swapaxes(-1, -2), rows)
 
 
 def grouped(q: Array, k: Array, v: Array, mask: Array | None) -> list[Array]:
@@ -275,7 +276,7 @@ PANEL = 128  # queries at a time: few enough to skip most of what a causal rule 
 
 
 def panels(q: Array, rules: Rules) -> Iterator[tuple[slice, slice]]:
-    """Yield each panel of a head (g, G, T, d_h): its queries and the keys that any of them sees."""
+    """Yield each panel of (..., G, T, d_h) heads: its queries, and the keys that any of them sees."""
     T, S = rules.sight.T, rules.sight.S
     step = panel_rows(T, S, q.shape[1] * q.itemsize)
     for start in range(0, T, step):

@@ -113,7 +113,7 @@ def flash_attention(
     dtype = np.result_type(widen(q), widen(k), widen(v))
 
     def head(q: Array, k: Array, v: Array, ids: Array, *masks: Array) -> tuple[Array, Array]:
-        y = np.zeros((*q.shape[:-1], v.shape[-1]), dtype)  # q is (g, G, T, d_h), v (g, S, d_v)
+        y = np.zeros((*q.shape[:-1], v.shape[-1]), dtype)  # q is (..., G, T, d_h), v (..., S, d_v)
         lse = np.empty(q.shape[:-1], dtype)
         scaled = q * rules.scale
         for i in query_blocks:

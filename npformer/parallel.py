@@ -129,8 +129,8 @@ def headwise(
     Parameters
     ----------
     head : callable
-        Takes (g, ...) arrays, the heads of one group, and returns a tuple of (g, ...) arrays; the
-        last ``stats`` of them stay float32 where the inputs are float16.
+        Takes (b, h, ...) arrays, some heads of one text or all heads of some, and returns a tuple
+        of (b, h, ...) arrays; the last ``stats`` of them stay float32 where the inputs are float16.
     *arrays : (B, H, ...) arrays
     work_bytes : int
         What one head's temporaries need, to choose how many heads share a group.
@@ -144,11 +144,10 @@ def headwise(
     B, H = arrays[0].shape[:2]
     half = arrays[0].dtype == np.float16
     one = max(1, work_bytes, *(a[:1, :1].size * a.itemsize for a in arrays))
-    group = max(1, min(H, BLOCK_BYTES // one))
-    if B * H * one > BLOCK_BYTES // 2:
-        group = max(1, min(group, B * H // PIECES))
-    places = [(b, slice(h, h + group)) for b in range(B) for h in range(0, H, group)]
-
+    size = min(BLOCK_BYTES // one, max(B * H // PIECES, BLOCK_BYTES // 4 // one))
+    h = max(1, min(H, size))
+    b = max(1, size // H) if h == H else 1
+    places = [(slice(i, i + b), slice(j, j + h)) for i in range(0, B, b) for j in range(0, H, h)]
     if not places:
         raise ValueError(f"attention needs a batch and heads, but q has shape {arrays[0].shape}")
     outs: list[Array] = []
@@ -164,7 +163,7 @@ def headwise(
                     np.dtype(np.float16) if j < narrow else r.dtype for j, r in enumerate(result)
                 ]
                 outs = [
-                    _empty_heads(B, H, r.shape[1:], d, stat=j >= len(result) - stats)
+                    _empty_heads(B, H, r.shape[2:], d, stat=j >= len(result) - stats)
                     for j, (r, d) in enumerate(zip(result, kinds, strict=True))
                 ]
         for out, r in zip(outs, result, strict=True):
