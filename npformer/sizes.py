@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
 import numpy.typing as npt
 
 from .arrays import require_real

@@ -74,9 +74,7 @@ def test_the_branches_of_a_gate_are_not_stretched():
 @pytest.mark.parametrize("positions", [[5], [[0, 1, 2]], [[0], [1]], 3, [0, 1]])
 def test_positions_are_one_for_each_token(kind, positions):
     """One position for the whole text would run, and every token would stand in that place."""
-    model = nf.DecoderLM(
-        nf.TransformerConfig(V=11, d=8, L=1, H=2, T_max=8, positions=kind), rng=0
-    )
+    model = nf.DecoderLM(nf.TransformerConfig(V=11, d=8, L=1, H=2, T_max=8, positions=kind), rng=0)
     model(IDS, positions=np.arange(3))
     model(IDS, positions=np.tile(np.arange(3), (2, 1)))
     with pytest.raises(ValueError, match=r"positions must have shape .*B, T = 2, 3"):
