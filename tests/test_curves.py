@@ -371,6 +371,14 @@ def test_claims_are_judged_by_their_numbers():
     assert next(c for c in found if c.claim == "post_depth").verdict == "slightly"
 
 
+def test_the_decay_of_post_ln_is_that_of_the_deepest_stack_up_to_16_layers():
+    """Enough layers for a slope; in deeper ones the noise of the last layers decides."""
+    for depths, taken in (((2, 8, 16, 32), 16), ((2, 4), 4), ((12, 20), 12)):
+        found = claims(theory_curves(depths))
+        assert {c.depth for c in found if c.claim == "post_decay"} == {taken}
+    assert "post_decay" not in {c.claim for c in claims(theory_curves((20, 40)))}
+
+
 def test_pre_ln_compares_the_layers_half_way_and_last():
     """Layer l of L = 8 has the gradient 1 / l here, so that layer 4 has twice that of layer 8."""
     curves = theory_curves((2, 4, 8))
