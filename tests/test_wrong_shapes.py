@@ -28,6 +28,7 @@ BACKWARDS = {
     "gate": lambda dy: F.gate_backward(dy, saved_of(F.gate(x, x))),
     "softcap": lambda dy: F.softcap_backward(dy, saved_of(F.softcap(x, 2.0))),
     "unembedding": lambda dy: F.unembedding_backward(dy, saved_of(F.unembedding(x, np.eye(4)))),
+    "linear": lambda dy: F.linear_backward(dy, saved_of(F.linear(x, np.eye(4)))),
 }
 
 
@@ -37,6 +38,14 @@ def test_a_cotangent_of_another_shape_is_refused(name, shape):
     BACKWARDS[name](np.ones(x.shape))
     with pytest.raises(ValueError, match=r"d[yzp] must have shape \(2, 3, 4\)"):
         BACKWARDS[name](np.ones(shape))
+
+
+@pytest.mark.parametrize("shape", [(3, 2, 4), (1, 6, 4), (6, 4), (24,)])
+def test_the_cotangent_of_an_embedding_has_a_row_for_each_id(shape):
+    _, saved = F.embedding(np.zeros((2, 3), int), np.ones((5, 4)))
+    assert F.embedding_backward(np.ones((2, 3, 4)), saved).shape == (5, 4)
+    with pytest.raises(ValueError, match=r"dy must have shape \(2, 3, "):
+        F.embedding_backward(np.ones(shape), saved)
 
 
 @pytest.mark.parametrize("shape", [(1,), (3,), (2, 1)])
@@ -63,6 +72,18 @@ def test_a_gain_is_one_number_for_each_feature(shape):
 def test_the_bias_of_the_logits_is_not_stretched():
     with pytest.raises(ValueError, match=r"b must have shape \(5,\)"):
         F.unembedding(x, np.ones((5, 4)), np.zeros(1))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (6, 5), (6, 1)])
+def test_a_bias_is_one_number_for_each_feature(shape):
+    with pytest.raises(ValueError, match=r"b must have shape \(5,\)"):
+        F.linear(x, np.ones((4, 5)), np.zeros(shape))
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 5, 6)])
+def test_a_linear_map_is_a_matrix(shape):
+    with pytest.raises(ValueError, match=r"W must be a matrix"):
+        F.linear(x, np.ones(shape))
 
 
 def test_the_branches_of_a_gate_are_not_stretched():
