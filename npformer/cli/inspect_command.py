@@ -129,10 +129,11 @@ def run(args: argparse.Namespace) -> int:
         return run_rotation(args)
     from ..experiments.attention_maps import attention_name, chosen_maps
     from ..experiments.inspection import inspect
+    from ..files import output_folder
     from . import inspect_report as form
 
     if args.out is not None:
-        Path(args.out).mkdir(parents=True, exist_ok=True)  # it had better fail now than at the end
+        output_folder(args.out)
     s = subject(args)
     if args.list:
         found = inspect(s.model, s.ids, s.targets, select=["**"], gradients=False)
