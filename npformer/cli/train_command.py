@@ -95,16 +95,9 @@ def add(verbs: Any) -> None:
     verb.add_argument("--json", action="store_true", help="print JSON instead of text")
     verb.add_argument("--lang", choices=LANGUAGES, default="en", help="of the figure (default: en)")
     add_fields(verb.add_argument_group("data"), DataConfig)
-    add_fields(
-        verb.add_argument_group("model"),
-        TransformerConfig,
-        without=_GIVEN_BY_DATA,
-        defaults={
-            **MODEL,
-            "T_max": f"{WINDOW} or --T, or the longest line",
-            "window": f"{WINDOW} or --T where the text is one",
-        },
-    )
+    shown = {**MODEL, "T_max": f"{WINDOW}, --T or the longest line", "window": f"{WINDOW} or --T"}
+    model = verb.add_argument_group("model")
+    add_fields(model, TransformerConfig, without=_GIVEN_BY_DATA, defaults=shown)
     add_fields(verb.add_argument_group("training"), TrainingConfig, defaults=TRAINING)
     verb.set_defaults(run=run)
 
