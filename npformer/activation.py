@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .arrays import Array, require_floating
+from .arrays import Array, require_floating, require_shape
 from .module import Module
 from .parallel import rowwise
 
@@ -28,6 +28,7 @@ def activation_backward(dy: Array, saved: ActivationSaved) -> Array:
     def block(dy: Array, derivative: Array) -> tuple[Array]:
         return (dy * derivative,)
 
+    require_shape(dy, saved.derivative.shape, "dy")
     return rowwise(block, _rows(dy), _rows(saved.derivative))[0].reshape(dy.shape)
 
 

@@ -48,6 +48,30 @@ def is_whole(value: Any) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
+def require_shape(a: Any, shape: tuple[int, ...], name: str) -> None:
+    """Raise ValueError unless ``a`` has just this shape.
+
+    NumPy would stretch a bias (1,) over all features, and flattening to rows takes any cotangent
+    of the right size, a transposed one too.
+    """
+    if np.shape(a) != shape:
+        raise ValueError(f"{name} must have shape {shape}, but its shape is {np.shape(a)}")
+
+
+def require_real(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    """Return ``dtype`` as a floating-point dtype; whole numbers would cut all weights to 0.
+
+    Raises
+    ------
+    TypeError
+        if parameters can't be kept in it.
+    """
+    kind = np.dtype(dtype)
+    if kind.kind not in "fc":
+        raise TypeError(f"parameters must be floating-point numbers, but the dtype is {kind}")
+    return kind
+
+
 def require_ids(ids: Any, size: int, name: str) -> Array:
     """Return ``ids`` as an integer array, each in ``[0, size)``; NumPy would wrap negatives.
 

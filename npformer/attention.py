@@ -256,7 +256,7 @@ def times(A: Array, B: Array) -> Array:
 
 
 def summed(A: Array, B: Array) -> Array:
-    """``A^T B`` (..., s, d), summed over the heads and rows of (..., G, t, s) and (..., G, t, d)."""
+    """``A^T B`` (..., s, d), summed over the G heads and t rows of both."""
     *lead, G, t, s = A.shape
     rows = B.reshape(*lead, G * t, B.shape[-1])
     return np.matmul(A.reshape(*lead, G * t, s).swapaxes(-1, -2), rows)
@@ -276,7 +276,7 @@ PANEL = 128  # queries at a time: few enough to skip most of what a causal rule 
 
 
 def panels(q: Array, rules: Rules) -> Iterator[tuple[slice, slice]]:
-    """Yield each panel of (..., G, T, d_h) heads: its queries, and the keys that any of them sees."""
+    """Yield each panel of a (..., G, T, d_h) array: its queries and the keys that any of them sees."""
     T, S = rules.sight.T, rules.sight.S
     step = panel_rows(T, S, q.shape[1] * q.itemsize)
     for start in range(0, T, step):

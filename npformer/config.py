@@ -28,70 +28,103 @@ class TransformerConfig:
 
     Attributes
     ----------
-    V, d, L, H : int
-        Vocabulary, width, layers, query heads.
-    H_kv, d_h, d_ff : int, optional
-        Key-value heads (H), width of a head (d / H), width of the feed-forward network (4 d, or
-        8 d / 3 where gated). After construction they hold the numbers in force.
+    V : int
+        Size of the vocabulary.
+    d : int
+        Width of the model.
+    L : int
+        Layers.
+    H : int
+        Query heads.
+    H_kv : int, optional
+        Key-value heads, as many as query heads unless given; 1 is multi-query attention.
+    d_h : int, optional
+        Width of a head, d / H unless given.
+    d_ff : int, optional
+        Width of the feed-forward network, 4 d unless given, or 8 d / 3 where gated.
     T_max : int
         The longest text; learned positions have so many rows.
     norm : {"layernorm", "rmsnorm"}
+        Every norm of the model.
     placement : {"pre", "post", "sandwich", "output"}
-        Pre-LN, Post-LN, or both sides of each sub-layer, or its output.
-    activation : str
-        "gelu", "gelu_tanh", "relu", "silu", ...
+        Where the norms stand: before each sub-layer, after its residual sum, on both sides of the
+        sub-layer, or on its output.
+    activation : {"gelu", "gelu_tanh", "relu", "silu", "sigmoid", "tanh"}
+        Of the feed-forward network.
     gated : bool
         Three matrices instead of two: SwiGLU with "silu", GeGLU with "gelu".
     positions : {"learned", "sinusoidal", "rope", "none"}
+        How the model knows the order of the tokens.
     sinusoidal_layout : {"interleaved", "half"}
-        See `npformer.position.sinusoidal`.
+        Sines and cosines in turn, or all sines first.
     bias : bool
-        Of every linear map.
-    qkv_bias, out_bias, ffn_bias : bool, optional
-        Of the queries' and keys' and values' maps, of the attention's output, and of the
-        feed-forward network, where it differs from ``bias``.
+        Whether the linear maps have one.
+    qkv_bias : bool, optional
+        Of the maps to queries, keys and values, where it differs from ``bias``.
+    out_bias : bool, optional
+        Of the map behind the attention, where it differs from ``bias``.
+    ffn_bias : bool, optional
+        Of the feed-forward network, where it differs from ``bias``.
     tied : bool
         The output matrix is the embedding table.
     eps : float
-        Of the norms.
-    rope_base, rope_scaling, rope_layout, rotary_dim
-        See `npformer.functional.rope`.
+        What a norm adds to the variance or the mean square.
+    rope_base : float
+        Of rotary positions: pair i turns by base^(-2 i / n) a token.
+    rope_scaling : dict, optional
+        A rule that stretches rotary positions, in Hugging Face's spelling; see
+        `npformer.functional.rope`.
+    rope_layout : {"interleaved", "half"}
+        Which features rotary positions pair: neighbours, or those half a head apart.
+    rotary_dim : int, optional
+        How many features of a head are rotated; all unless given.
     window : int, optional
-        Of sliding-window attention.
-    softcap, logit_softcap : float, optional
-        Of the scores and of the logits.
+        How many keys a query sees, its own included; all unless given.
+    softcap : float, optional
+        A smooth bound of the scores; none unless given.
+    logit_softcap : float, optional
+        A smooth bound of the logits; none unless given.
     scale : float, optional
-        Of the scores, 1 / sqrt(d_h) unless given.
+        What the scores are multiplied by, 1 / sqrt(d_h) unless given.
     qk_norm : {None, "head", "projection"}
+        A norm of queries and keys: of each head by itself, or of all heads together.
     norm_offset : float
-        1 for Gemma, whose gain is 1 + gamma.
+        What is added to the gain of a norm: 1 for Gemma.
     embedding_scale : float
         What the token embedding is multiplied by.
     final_norm : bool, optional
         A norm after the last block: where the blocks leave the stream unnormed unless given.
     token_types : int
         Rows of a table of token types (BERT); 0 for none.
-    embedding_norm, pooler : bool
-        A norm after the embedding, and BERT's pooler (encoders).
+    embedding_norm : bool
+        A norm after the embedding.
+    pooler : bool
+        BERT's summary of a text (encoders).
     head_bias : bool
         A bias of the logits.
-    dropout, attention_dropout : float
-        Of the embedding and of each sub-layer's output; of the attention weights.
-    init : str
-        A name of `npformer.init.MATRICES`.
+    dropout : float
+        Of the embedding and of each sub-layer's output.
+    attention_dropout : float
+        Of the attention weights.
+    init : {"gpt2", "xavier", "xavier_uniform", "pytorch"}
+        How the parameters start; see `npformer.init`.
     kernel : {"dense", "flash", "auto"}
+        How attention is computed: head by head, in blocks, or in blocks where the text is long.
     recompute : bool
         Keep only each block's input and compute the rest again in the backward.
-    L_encoder, H_encoder : int, optional
-        Layers and heads of the encoder of an encoder-decoder, L and H unless given; other heads
-        have the same width together. A model of another kind refuses them.
+    L_encoder : int, optional
+        Layers of the encoder of an encoder-decoder, L unless given; others refuse it.
+    H_encoder : int, optional
+        Heads of the encoder of an encoder-decoder, H unless given; they have the same width
+        together. Others refuse it.
     d_ff_encoder : int, optional
-        Its feed-forward width; that of the decoder unless given.
+        Feed-forward width of the encoder of an encoder-decoder; that of the decoder unless given.
     kind : {"decoder", "encoder", "encoder-decoder"}
         What is counted; `DecoderLM`, `Encoder` and `EncoderDecoder` set it in their ``cfg``.
     name : str, optional
         What messages call the model; equal configurations may differ in it.
 
+    After construction ``H_kv``, ``d_h`` and ``d_ff`` hold the numbers in force.
     ``placement``, ``window`` and ``d_ff`` take one value or a tuple of L.
     """
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .arrays import Array, is_number, require_floating
+from .arrays import Array, is_number, require_floating, require_shape
 from .module import Module
 
 
@@ -57,7 +57,10 @@ def dropout(
 
 def dropout_backward(dy: Array, saved: DropoutSaved) -> Array:
     r"""Gradient of `dropout`: :math:`dx = dy \odot z / (1 - p)` with the mask of the forward."""
-    return dy if saved.keep is None else _apply(dy, saved.keep, saved.p)
+    if saved.keep is None:
+        return dy
+    require_shape(dy, saved.keep.shape, "dy")
+    return _apply(dy, saved.keep, saved.p)
 
 
 def _apply(x: Array, keep: Array, p: float) -> Array:

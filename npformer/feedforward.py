@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .activation import Activation
-from .arrays import Array, require_last
+from .arrays import Array, require_last, require_shape
 from .linear import Linear
 from .module import Module
 from .parallel import rowwise
@@ -34,10 +34,16 @@ def gate(a: Array, u: Array) -> tuple[Array, GateSaved]:
     saved : GateSaved
         Both by reference.
 
+    Raises
+    ------
+    ValueError
+        if their shapes differ.
+
     References
     ----------
     Shazeer, 2020, arXiv:2002.05202, Eq. 5 and 6.
     """
+    require_shape(u, a.shape, "u")
 
     def block(a: Array, u: Array) -> tuple[Array]:
         return (a * u,)
@@ -47,6 +53,7 @@ def gate(a: Array, u: Array) -> tuple[Array, GateSaved]:
 
 def gate_backward(dy: Array, saved: GateSaved) -> tuple[Array, Array]:
     r"""Gradient of `gate`, the product rule: :math:`da = dy \odot u`, :math:`du = dy \odot a`."""
+    require_shape(dy, saved.a.shape, "dy")
 
     def block(dy: Array, a: Array, u: Array) -> tuple[Array, Array]:
         return dy * u, dy * a

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import os
 import secrets
@@ -44,7 +45,11 @@ def atomic_write(path: str | os.PathLike[str], *, binary: bool = False) -> Itera
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
     try:
-        with part.open("xb" if binary else "x", **kind) as file:
+        try:
+            opened = part.open("xb" if binary else "x", **kind)
+        except PermissionError as error:  # about the file that was asked for, not a passing one
+            raise PermissionError(error.errno, error.strerror, os.fspath(path)) from None
+        with opened as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -55,6 +60,21 @@ def atomic_write(path: str | os.PathLike[str], *, binary: bool = False) -> Itera
         with suppress(FileNotFoundError):
             part.unlink()
         raise
+
+
+def output_folder(path: str | os.PathLike[str]) -> Path:
+    """Make a folder for results, or say now that they can't be written, before they are computed.
+
+    Raises
+    ------
+    OSError
+        if it can't be made or written to.
+    """
+    folder = Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(path))
+    return folder
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .arrays import Array, require_ids, require_last
+from .arrays import Array, require_ids, require_last, require_shape
 from .buffers import empty
 from .module import Module, Parameter
 from .parallel import add_rows, matmul, matmuls, sum_by_id, total_row
@@ -46,9 +46,14 @@ def linear(x: Array, W: Array, b: Array | None = None) -> tuple[Array, LinearSav
     Raises
     ------
     ValueError
-        if the last dimension of ``x`` is not the number of rows of ``W``.
+        if the last dimension of ``x`` is not the number of rows of ``W``, or ``b`` has not one
+        number for each of its columns.
     """
     require_last(x, len(W), "x")
+    if W.ndim != 2:
+        raise ValueError(f"W must be a matrix (n, m), but its shape is {W.shape}")
+    if b is not None:
+        require_shape(b, W.shape[1:], "b")
     y = matmul(x.reshape(-1, len(W)), W, b)
     return y.reshape(*x.shape[:-1], W.shape[1]), LinearSaved(x, W, b is not None)
 
@@ -65,6 +70,7 @@ def linear_backward(dy: Array, saved: LinearSaved) -> tuple[Array, ...]:
     product.
     """
     x, W, bias = saved
+    require_shape(dy, (*x.shape[:-1], W.shape[1]), "dy")
     rows = dy.reshape(-1, W.shape[1])
     dx, dW = matmuls((rows, W.T, None), (x.reshape(-1, len(W)).T, rows, None))
     dx = dx.reshape(x.shape)
@@ -104,6 +110,7 @@ def embedding_backward(dy: Array, saved: EmbeddingSaved) -> Array:
     .. math:: dE = \operatorname{onehot}(\text{ids})^T dy, \qquad
         dE_v = \textstyle\sum_{t:\, \text{ids}_t = v} dy_t.
     """
+    require_shape(dy, (*saved.ids.shape, np.shape(dy)[-1]), "dy")
     return add_rows(saved.ids.reshape(-1), dy.reshape(-1, dy.shape[-1]), saved.V)
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .arrays import Array, require_floating
+from .arrays import Array, require_floating, require_shape
 from .module import Module
 from .parallel import rowsum, rowwise
 
@@ -132,6 +132,7 @@ def cross_entropy_backward(dloss: Any, saved: CrossEntropySaved) -> Array:
         dloss = np.broadcast_to(
             np.asarray(complex(dloss) if np.iscomplexobj(dloss) else float(dloss)), targets.shape
         )
+    require_shape(dloss, targets.shape, "dloss")
     share = (np.where(counted, dloss[..., None], 0) * weight).astype(log_sum.dtype, copy=False)
 
     def block(

@@ -28,7 +28,8 @@ def causal_mask(T: int, S: int | None = None) -> Array:
     array([[1, 1, 0],
            [1, 1, 1]])
     """
-    return visible(np.arange(T)[:, None], np.arange(S or T), Sight(T, S or T, causal=True))
+    S = T if S is None else S
+    return visible(np.arange(T)[:, None], np.arange(S), Sight(T, S, causal=True))
 
 
 def window_mask(T: int, S: int | None = None, *, window: int, causal: bool = True) -> Array:
@@ -41,7 +42,10 @@ def window_mask(T: int, S: int | None = None, *, window: int, causal: bool = Tru
            [1, 1, 0],
            [0, 1, 1]])
     """
-    return visible(np.arange(T)[:, None], np.arange(S or T), Sight(T, S or T, causal, window))
+    if window < 1:
+        raise ValueError(f"window must be 1 or more, but is {window}")
+    S = T if S is None else S
+    return visible(np.arange(T)[:, None], np.arange(S), Sight(T, S, causal, window))
 
 
 def padding_mask(real: Any) -> Array:
@@ -55,8 +59,18 @@ def padding_mask(real: Any) -> Array:
 
 
 def combine_masks(*masks: Array | None) -> Array | None:
-    """Join masks: a key is visible where every mask says so. None stands for "all visible"."""
+    """Join masks: a key is visible where every mask says so. None stands for "all visible".
+
+    Raises
+    ------
+    TypeError
+        if one of them is not boolean: 0 and -inf mean something else in other libraries.
+    """
     given = [m for m in masks if m is not None]
+    for m in given:
+        if not isinstance(m, np.ndarray) or m.dtype != np.bool_:
+            kind = getattr(m, "dtype", type(m).__name__)
+            raise TypeError(f"masks must be boolean arrays, True = may attend, but one is {kind}")
     if not given:
         return None
     joined = given[0]

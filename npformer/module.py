@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from .arrays import Array
+from .arrays import Array, require_real
 
 _adding = threading.Lock()
 _apart: ContextVar[GradientsApart | None] = ContextVar("npformer_gradients_apart", default=None)
@@ -27,11 +27,17 @@ class Parameter:
         The numbers themselves.
     grad : array of the same shape and dtype
         The sum of all gradients since the last `Module.zero_grad`; zeros before the first.
+
+    Raises
+    ------
+    TypeError
+        if the value is not a floating-point array.
     """
 
     __slots__ = ("_grad", "value")
 
     def __init__(self, value: Array) -> None:
+        require_real(value.dtype)
         self.value = value
         self._grad: Array | None = None
 
@@ -55,10 +61,13 @@ class Parameter:
 
         The first gradient is kept as it is instead of being added to zeros: one pass over the
         memory saved, two for a large embedding table. Layers call this and never assign, because
-        a layer may run twice and a tied weight is read in two places.
+        a layer may run twice and a tied weight is read in two places. It gets the dtype of the
+        value, or a cotangent in float64 would make a float32 model train in float64.
         """
         if g.shape != self.value.shape:
             raise ValueError(f"a gradient of shape {g.shape} for a parameter {self.value.shape}")
+        if g.dtype != self.value.dtype and g.dtype.kind == self.value.dtype.kind:
+            g = g.astype(self.value.dtype)
         apart = _apart.get()
         if apart is not None:
             apart.collect(self, g)
@@ -180,8 +189,11 @@ class Module:
 
         Raises
         ------
+        TypeError
+            if a tensor does not hold real numbers.
         ValueError
-            naming every missing, unexpected or wrongly shaped tensor; nothing is changed then.
+            naming every missing, unexpected or wrongly shaped tensor, and those with numbers too
+            large for the dtype of the parameter. Nothing is changed in either case.
         """
         own = dict(self.named_parameters())
         faults = [f"missing {name}" for name in own if name not in state]
@@ -193,12 +205,34 @@ class Module:
         ]
         if faults:
             raise ValueError("the state does not fit this model: " + "; ".join(faults))
+        cast = {name: _cast(name, state[name], p.value.dtype) for name, p in own.items()}
         for name, p in own.items():
-            p.value[...] = state[name]
+            p.value[...] = cast[name]
 
     def astype(self, dtype: npt.DTypeLike) -> Self:
-        """Return a copy whose parameters have ``dtype``; what was tied stays tied."""
+        """Return a copy whose parameters have ``dtype``; what was tied stays tied.
+
+        Raises
+        ------
+        TypeError
+            if the dtype is not a floating-point one.
+        """
+        dtype = require_real(dtype)
         twin = copy.deepcopy(self)
         for p in twin.parameters():
             p.value, p.grad = p.value.astype(dtype), None
         return twin
+
+
+def _cast(name: str, value: Any, dtype: np.dtype[Any]) -> Array:
+    """Return a tensor of a state in ``dtype``, or say why it would be another tensor there."""
+    given = np.asarray(value)
+    if given.dtype.kind not in ("fiuc" if dtype.kind == "c" else "fiu"):
+        raise TypeError(f"{name} must hold real numbers, but its dtype is {given.dtype}")
+    if given.dtype == dtype:
+        return given
+    with np.errstate(over="ignore"):
+        cast = given.astype(dtype)
+    if np.isinf(cast).sum() > np.isinf(given).sum():
+        raise ValueError(f"{name} holds numbers that are too large for {dtype}")
+    return cast

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .arrays import Array, require_last
+from .arrays import Array, require_last, require_shape
 from .module import Module, Parameter
 from .parallel import colsum, rowdot, rowmean, rowwise
 
@@ -55,13 +55,15 @@ def layernorm(
     Raises
     ------
     ValueError
-        if the last dimension of ``x`` is not that of ``gamma``.
+        if the last dimension of ``x`` is not that of ``gamma`` and ``beta``.
 
     References
     ----------
     Ba, Kiros & Hinton, 2016, arXiv:1607.06450; chapter definition 2.5.3.
     """
     require_last(x, len(gamma), "x")
+    require_shape(gamma, (len(gamma),), "gamma")
+    require_shape(beta, (len(gamma),), "beta")
 
     def block(x: Array) -> tuple[Array, Array, Array]:
         xhat = x - rowmean(x)
@@ -97,6 +99,7 @@ def layernorm_backward(dy: Array, saved: LayerNormSaved) -> tuple[Array, Array, 
     Lemma 3).
     """
     xhat, r, gamma = saved
+    require_shape(dy, xhat.shape, "dy")
 
     def block(dy: Array, xhat: Array, r: Array) -> tuple[Array, Array, Array]:
         dgamma, dbeta = np.einsum("nd,nd->d", dy, xhat), colsum(dy)
@@ -136,6 +139,7 @@ def rmsnorm(x: Array, gamma: Array, eps: float = 1e-6) -> tuple[Array, RMSNormSa
     Zhang & Sennrich, 2019, arXiv:1910.07467; chapter definition 2.5.3; text B section 5.1.
     """
     require_last(x, len(gamma), "x")
+    require_shape(gamma, (len(gamma),), "gamma")
 
     def block(x: Array) -> tuple[Array, Array]:
         r = 1 / np.sqrt(rowdot(x, x) * (1.0 / x.shape[-1]) + eps)
@@ -162,6 +166,7 @@ def rmsnorm_backward(dy: Array, saved: RMSNormSaved) -> tuple[Array, Array]:
         \qquad d\gamma = \textstyle\sum_{\text{rows}} dy \odot \hat x.
     """
     x, r, gamma = saved
+    require_shape(dy, x.shape, "dy")
 
     def block(dy: Array, x: Array, r: Array) -> tuple[Array, Array]:
         xhat = x * r

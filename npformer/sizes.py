@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
 import numpy.typing as npt
 
+from .arrays import require_real
 from .block import PLACEMENTS
 from .config import TransformerConfig
 
@@ -223,6 +223,8 @@ def fitting(cfg: Any, kind: str, dtype: npt.DTypeLike) -> TransformerConfig:
 
     Raises
     ------
+    TypeError
+        if it is not one, or parameters can't be kept in ``dtype``.
     ValueError
         with the model's size, before anything is allocated; or if a field is for another kind.
     """
@@ -235,7 +237,7 @@ def fitting(cfg: Any, kind: str, dtype: npt.DTypeLike) -> TransformerConfig:
             )
         raise TypeError(f"{wanted}, but was given {type(cfg).__name__}")
     cfg = cfg if cfg.kind == kind else replace(cfg, kind=kind)
-    dtype = np.dtype(dtype)
+    dtype = require_real(dtype)
     needed, free = count_parameters(cfg) * dtype.itemsize, free_memory()
     if free is not None and needed > free:
         raise ValueError(

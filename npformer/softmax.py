@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .arrays import Array, require_floating
+from .arrays import Array, require_floating, require_shape
 from .module import Module
 from .parallel import rowdot, rowsum, rowwise
 
@@ -91,6 +91,7 @@ def softmax_backward(dp: Array, saved: SoftmaxSaved) -> Array:
         return (p * (dp - rowdot(p, dp)),)
 
     p, axis = saved
+    require_shape(dp, p.shape, "dp")
     (dx,) = rowwise(block, np.moveaxis(dp, axis, -1), np.moveaxis(p, axis, -1))
     return np.moveaxis(dx, -1, axis)
 
@@ -138,6 +139,7 @@ def log_softmax_backward(dy: Array, saved: LogSoftmaxSaved) -> Array:
         return (dy - np.exp(y) * rowsum(dy),)
 
     y, axis = saved
+    require_shape(dy, y.shape, "dy")
     (dx,) = rowwise(block, np.moveaxis(dy, axis, -1), np.moveaxis(y, axis, -1))
     return np.moveaxis(dx, -1, axis)
 

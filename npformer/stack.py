@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .arrays import Array, require_ids, require_last
+from .arrays import Array, require_ids, require_last, require_shape
 from .block import Block, Recompute
 from .cache import KVCache
 from .config import TransformerConfig
@@ -42,6 +42,13 @@ class InputEmbedding(Module):
         token_types: Any = None,
         rng: np.random.Generator | None = None,
     ) -> tuple[Array, dict[str, Any]]:
+        if positions is not None and np.shape(positions) not in (ids.shape[1:], ids.shape):
+            raise ValueError(
+                f"positions must have shape (T,) or (B, T) with B, T = {ids.shape[0]}, "
+                f"{ids.shape[1]}, but their shape is {np.shape(positions)}"
+            )
+        if token_types is not None:
+            require_shape(token_types, ids.shape, "token_types")
         saved: dict[str, Any] = {}
         x, saved["tokens"] = self.tokens.forward(ids)
         if self.cfg.embedding_scale != 1:
@@ -188,6 +195,8 @@ def unembedding(x: Array, E: Array, b: Array | None = None) -> tuple[Array, Unem
     saved : UnembeddingSaved
     """
     require_last(x, E.shape[1], "x")
+    if b is not None:
+        require_shape(b, (len(E),), "b")
     z = matmul(x.reshape(-1, x.shape[-1]), E.T, b)
     return z.reshape(*x.shape[:-1], len(E)), UnembeddingSaved(x, E, b is not None)
 
@@ -200,6 +209,7 @@ def unembedding_backward(dz: Array, saved: UnembeddingSaved) -> tuple[Array, ...
     .. math:: dx = dz\, E, \qquad dE = dz^T x, \qquad db = \textstyle\sum_t dz_t.
     """
     x, E, bias = saved
+    require_shape(dz, (*x.shape[:-1], len(E)), "dz")
     rows = dz.reshape(-1, len(E))
     dx, dE = matmuls((rows, E, None), (rows.T, x.reshape(-1, x.shape[-1]), None))
     dx = dx.reshape(x.shape)
@@ -224,6 +234,7 @@ def softcap(x: Array, cap: float) -> tuple[Array, SoftcapSaved]:
 def softcap_backward(dy: Array, saved: SoftcapSaved) -> Array:
     r"""Gradient of `softcap`: :math:`dx = dy\,(1 - \tanh^2(x/c)) = dy\,(1 - (y/c)^2)`."""
     y, cap = saved
+    require_shape(dy, y.shape, "dy")
 
     def block(dy: Array, y: Array) -> tuple[Array]:
         t = y * (1 / cap)

@@ -189,3 +189,34 @@ def test_u05_rows_of_minus_infinity_are_zeros_with_gradient_zero():
     p, saved = F.softmax(x)
     exact(p, [[0, 0], [1, 0]])
     exact(F.softmax_backward(np.array([[1.0, 2.0], [3.0, 4.0]]), saved), 0)
+
+
+def test_u02_a_mean_loss_is_added_up_in_float64(rng):
+    """A float32 sum would round the loss itself, whatever its terms."""
+    z = rng.standard_normal((3001, 7)).astype(np.float32)
+    t = rng.integers(7, size=3001)
+    rows, _ = F.cross_entropy(z, t, reduction="none")
+    assert rows.dtype == np.float32
+    loss, _ = F.cross_entropy(z, t)
+    assert isinstance(loss, float)
+    assert loss == pytest.approx(rows.astype(np.float64).mean(), rel=1e-14)
+
+
+def test_u05_the_gradient_of_large_logits_is_that_of_small_ones():
+    """m + log(sum) as one float32 would round the second away: it is 0.06 coarse at 2^20."""
+    z = np.array([[0.25, 1.0, -0.5, 0.75]], np.float32)
+    dz, far = (
+        F.cross_entropy_backward(1.0, F.cross_entropy(z + shift, [2])[1])
+        for shift in (np.float32(0), np.float32(2**20))
+    )
+    np.testing.assert_allclose(far, dz, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_u04_relu_at_0_and_at_what_is_not_a_number(dtype):
+    """Its derivative at 0 is 0, as in PyTorch; NaN is not swallowed as if it were negative."""
+    x = np.array([-1.0, 0.0, -0.0, 2.0, np.nan], dtype)
+    y, saved = F.relu(x)
+    np.testing.assert_array_equal(y, np.array([0, 0, 0, 2, np.nan], dtype))
+    dx = F.relu_backward(np.full(5, 3, dtype), saved)
+    np.testing.assert_array_equal(dx[:4], np.array([0, 0, 0, 3], dtype))

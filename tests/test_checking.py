@@ -132,6 +132,20 @@ def test_scalar_outputs(method, kind, rng):
     assert not gradcheck((f, scaled), x, method=method)
 
 
+@pytest.mark.parametrize("method", ["complex", "central", "direction"])
+def test_a_check_of_no_number_does_not_pass(method):
+    """Any backward would: this one is wrong."""
+
+    def f(x):
+        return x * 2, x
+
+    def backward(dy, saved):
+        return dy * 3
+
+    with pytest.raises(ValueError, match="every input is empty"):
+        nf.gradcheck((f, backward), np.zeros((0, 3)), method=method)
+
+
 @ALL
 def test_empty_inputs(method):
     report = gradcheck(

@@ -131,6 +131,14 @@ def test_a_prefix_in_another_placement_is_the_model_built_that_way(
     assert norms.shape == (L, 2)
 
 
+@pytest.mark.parametrize("setup", [THEORY, DECODER], ids=["theory", "transformer"])
+def test_a_shallower_stack_is_the_beginning_of_the_deepest(setup: Any):
+    """Only then are the deepest one's activations the shallower ones' too."""
+    model = setup.sample(3, np.random.default_rng(1)).model
+    first = prefix(model, 2).stack.blocks
+    assert [b.ffn.W1.W for b in first] == [b.ffn.W1.W for b in model.stack.blocks[:2]]
+
+
 def test_the_sample_is_left_as_it_was():
     sample = THEORY.sample(2, np.random.default_rng(0))
     with_placement(sample.model, "post")
@@ -251,6 +259,8 @@ def test_the_decoder_is_a_real_one():
     lengths = np.linalg.norm(sample.model.embedding.tokens.E.value, axis=-1)
     assert lengths.mean() * cfg.embedding_scale == pytest.approx(math.sqrt(cfg.d), rel=0.2)
     assert "ids" not in DECODER.describe()
+    assert sample.model.head.E is not sample.model.embedding.tokens.E
+    assert DECODER.describe()["tied"] is False
     assert DECODER.describe()["tokens"] == len(IDS)
 
 
@@ -359,6 +369,35 @@ def test_claims_are_judged_by_their_numbers():
     slightly = {("post", L): g["post", L] * L**0.05 for L in curves.depths}
     found = claims(replace(curves, gradients=slightly | flat))
     assert next(c for c in found if c.claim == "post_depth").verdict == "slightly"
+
+
+def test_the_decay_of_post_ln_is_that_of_the_deepest_stack_up_to_16_layers():
+    """Enough layers for a slope; in deeper ones the noise of the last layers decides."""
+    for depths, taken in (((2, 8, 16, 32), 16), ((2, 4), 4), ((12, 20), 12)):
+        found = claims(theory_curves(depths))
+        assert {c.depth for c in found if c.claim == "post_decay"} == {taken}
+    assert "post_decay" not in {c.claim for c in claims(theory_curves((20, 40)))}
+
+
+def test_pre_ln_compares_the_layers_half_way_and_last():
+    """Layer l of L = 8 has the gradient 1 / l here, so that layer 4 has twice that of layer 8."""
+    curves = theory_curves((2, 4, 8))
+    falling = {("pre", L): np.ones_like(curves.gradients["pre", L])
+               / np.arange(1, L + 1)[:, None] for L in curves.depths}  # fmt: skip
+    found = claims(replace(curves, gradients=curves.gradients | falling))
+    for claim in (c for c in found if c.claim == "pre_flat"):
+        assert (claim.depth, claim.measured) == (8, pytest.approx(2))
+
+
+def test_the_standard_error_is_that_of_the_mean_over_the_seeds():
+    """Of Post-LN's sum: single seeds lie at 1.4 and 1.6, four of each."""
+    curves = theory_curves((2, 4), activation_seeds=8)
+    post = curves.activations["post"].copy()
+    post[:, :, 2] = 1.5 + 0.1 * np.array([-1, 1] * 4)[:, None]
+    found = findings(replace(curves, activations=curves.activations | {"post": post}))
+    row = next(f for f in found if f.quantity == "sum")
+    assert row.measured == pytest.approx(1.5)
+    assert row.error == pytest.approx(0.1 / math.sqrt(7))
 
 
 def test_the_experiment_says_what_it_measures():

@@ -43,7 +43,7 @@ def test_the_backward_pass_moves_more(capsys):
     ("options", "words"),
     [
         (["--N", "100"], "--N must be 128 or more"),
-        (["--N", "100000"], "at most 16384"),
+        (["--N", "100000"], "at most 4096"),
         (["--d", "0"], "--d 1 or more"),
         (["--N", "many"], "invalid int value"),
         (["--lang", "fr"], "invalid choice"),

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from npformer.files import atomic_write, write_csv, write_json, write_text
+from npformer.files import atomic_write, output_folder, write_csv, write_json, write_text
 
 
 def test_the_old_file_stays_until_the_new_one_is_whole(tmp_path: Path):
@@ -84,3 +84,27 @@ def test_numbers_come_back_as_they_were(tmp_path: Path):
     with pytest.raises(ValueError, match="JSON"):
         write_json(tmp_path / "t.json", [float("nan")])
     assert json.loads((tmp_path / "t.json").read_text()) == {"深度": rows[0][2]}
+
+
+def test_a_folder_for_results_is_made_or_refused_before_anything_is_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    home = tmp_path / "a" / "b"
+    assert output_folder(str(home)) == home
+    assert home.is_dir()
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(PermissionError) as caught:
+        output_folder(home)
+    assert caught.value.filename == str(home)
+
+
+def test_what_can_not_be_written_is_named_and_not_the_file_on_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(path: Path, *args: object, **options: object):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(PermissionError) as caught:
+        write_text(tmp_path / "table.csv", "1")
+    assert caught.value.filename == str(tmp_path / "table.csv")

@@ -227,3 +227,9 @@ def test_folders_without_a_model_are_named(run, tmp_path):
     status, _, err = run(tmp_path)
     assert status == 2
     assert "holds neither a run of npformer train nor a config.json" in err
+
+
+def test_a_negative_seed_is_refused_by_its_name(run, folder):
+    status, out, err = run(folder, "--prompt", "s", "--seed", "-1")
+    assert (status, out) == (2, "")
+    assert err == "npformer: --seed must be 0 or more, but is -1\n"

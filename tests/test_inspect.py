@@ -322,7 +322,13 @@ def test_summary_of_a_head():
     assert np.isnan(s.distance)
     assert np.isnan(s.itself)
     hidden = np.vstack([np.zeros(3), np.eye(3)[1:]])  # the first query sees nothing
-    assert summary("blocks.0.attn", 0, hidden).first == 0
+    s = summary("blocks.0.attn", 0, hidden)
+    assert (s.entropy, s.distance, s.itself, s.first) == (0, 0, 1, 0)
+    hidden = np.vstack([np.zeros(3), [[0.5, 0.5, 0], [1, 0, 0]]])
+    s = summary("blocks.0.attn", 0, hidden)
+    close([s.entropy, s.distance, s.itself, s.first], [np.log(2) / 2, 1.25, 0.25, 0.75])
+    s = summary("blocks.0.attn", 0, np.zeros((3, 3)))
+    assert (s.entropy, s.distance, s.itself, s.first) == (0, 0, 0, 0)
 
 
 def test_short_names_of_maps():

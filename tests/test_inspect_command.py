@@ -34,6 +34,8 @@ def test_a_table_with_what_was_asked_for(capsys):
     lines = out.splitlines()
     assert lines[0].startswith("decoder: 2 layers, d = 8, H = 2, Pre-LN, LayerNorm, ")
     assert lines[1] == "pydoc_data.topics: 2 x 5 tokens"
+    assert main(["inspect", *SMALL, "--L", "1"]) == 0
+    assert capsys.readouterr().out.startswith("decoder: 1 layer, d = 8")
     assert [line.split()[0] for line in lines[6:15]] == NAMES
     assert "L2 norm" in out
     record = inspected(capsys)
@@ -289,3 +291,30 @@ def test_rotary_positions(capsys, tmp_path):
     out = capsys.readouterr().out
     assert "128 维" in out
     assert "最长文本 50" in out
+
+
+def test_the_list_of_names_as_json(capsys):
+    assert main(["inspect", *SMALL, "--list", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert main(["inspect", *SMALL, "--list"]) == 0
+    assert [r["name"] for r in found] == [
+        line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]
+    ]
+    assert {"name": "blocks.1", "kind": "output", "shape": [2, 5, 8]} in found
+
+
+def test_a_negative_seed_is_refused_by_its_name(capsys):
+    assert main(["inspect", *SMALL, "--seed", "-1"]) == 2
+    assert capsys.readouterr().err == "npformer: --seed must be 0 or more, but is -1\n"
+
+
+def test_the_help_tells_each_default(capsys):
+    assert main(["inspect", "--help"]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "--L N Layers. (default: 6)" in words
+    assert (
+        "--norm NAME one of layernorm, rmsnorm: Every norm of the model. (default: layernorm)"
+        in words
+    )
+    assert "learned positions have so many rows. --norm" in words  # no default: it follows --length
+    assert " : " not in words

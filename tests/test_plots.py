@@ -140,6 +140,31 @@ def test_lines_differ_in_more_than_colour_and_have_a_name(name: str):
     assert figure.axes[0].get_ylabel()
 
 
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.55, 1.3), (0.9, 1.1), (0.3, 3), (1e-3, 10), (2e24, 6e24), (7, 7.01)]
+)
+def test_a_logarithmic_axis_has_a_scale(low: float, high: float):
+    """One number alone would leave the reader without any."""
+    figure = style.new_figure(4, 3)
+    ax = figure.subplots()
+    ax.plot([1, 2], [low, high])
+    style.log_axis(ax, "y")
+    figure.draw_without_rendering()
+    bottom, top = ax.get_ylim()
+    seen = [v for v in ax.get_yticks() if bottom <= v <= top]
+    assert 3 <= len(seen) <= 20
+
+
+def test_a_recursion_of_one_depth_is_seen():
+    """A line from a point to itself has no length."""
+    curves = theory_curves((3,), seeds=1, activation_seeds=1)
+    for figure in (plots.last_layer_gradient([curves]), plots.overview(theory_curves((1,)))):
+        dotted = [line for ax in figure.axes for line in ax.get_lines()
+                  if line.get_color() == style.THEORY]  # fmt: skip
+        assert len(dotted) >= 2
+        assert all(len(x.get_xdata()) > 1 or x.get_marker() != "None" for x in dotted)
+
+
 def test_the_lines_are_the_numbers():
     curves = theory_curves()
     with plots.language("en"):

@@ -67,3 +67,26 @@ def test_positions_that_count_the_padding_are_found(monkeypatch):
 def test_an_encoder_has_nothing_causal():
     with pytest.raises(TypeError, match="sees the whole text by design"):
         nf.check_causal(nf.Encoder(CFG, rng=0))
+
+
+@pytest.mark.parametrize("place", range(6))
+@pytest.mark.parametrize("size", [1.0, 1e-5])
+def test_a_leak_at_any_place_and_of_any_size_is_found(place, size):
+    """Each bit counts: a mask of -1e4 in place of -inf leaks less than that."""
+
+    class Leaking(nf.DecoderLM):
+        def __call__(self, ids, *args, **options):
+            y = super().__call__(ids, *args, **options)
+            y[:, place] += size * ids[:, place + 1, None]
+            return y
+
+    report = nf.check_causal(Leaking(CFG, rng=0, dtype=np.float64))
+    assert f"position {place} sees its future" in report.detail
+
+
+def test_what_is_not_a_number_does_not_pass_for_the_same_text():
+    class Broken(nf.DecoderLM):
+        def __call__(self, ids, mask=None, **options):
+            return super().__call__(ids, mask, **options) * (np.nan if mask is None else 1)
+
+    assert "changes the text by nan" in nf.check_padding(Broken(CFG, rng=0)).detail

@@ -187,6 +187,22 @@ def test_every_field_is_an_option_with_help(capsys):
             assert texts[name], name
 
 
+def test_the_help_tells_the_defaults_of_the_command(capsys):
+    """They are not those of the classes whose fields the options are."""
+    assert main(["train", "--help"]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    for name, value in {**train_command.MODEL, **train_command.TRAINING}.items():
+        text = words.partition(f" --{name.replace('_', '-')} ")[2].partition(")")[0]
+        assert text.endswith(f"(default: {value}"), name
+
+
+def test_noam_has_a_factor_of_its_own():
+    """0.006, the highest rate of the other schedules, would be a factor that stops the training."""
+    assert train_command.training_options({})["lr"] == train_command.TRAINING["lr"]
+    assert "lr" not in train_command.training_options({"schedule": "noam"})
+    assert train_command.training_options({"schedule": "noam", "lr": 0.5})["lr"] == 0.5
+
+
 def test_values_of_every_type(run, text, tmp_path):
     out = tmp_path / "run"
     status, _, err = run(

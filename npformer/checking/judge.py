@@ -65,7 +65,7 @@ def gradcheck(
         if a gradient is due for an array that is not float64.
     ValueError
         if the forward is not a function of its inputs alone, if an array that is none of the
-        backward's business is written to, or if a number is not finite.
+        backward's business is written to, if a number is not finite, or if all inputs are empty.
 
     Notes
     -----
@@ -112,6 +112,11 @@ def check(
             elements = Elements(target, first, METHODS[method], rng)
             elements.samples = samples
             rows = elements.rows()
+    if rows and all(row.verdict == "empty" for row in rows):
+        raise ValueError(
+            f"{target.name}: every input is empty, so there is no number to check: give one row or "
+            "more"
+        )
     return GradientReport(
         target.name, METHODS[method].text, METHODS[method].tolerance, rows, tuple(first.problems)
     )

@@ -106,6 +106,7 @@ def run(args: argparse.Namespace) -> int:
     """Count and print."""
     import json
 
+    from ..files import output_folder
     from . import account_report as form
     from .account_text import TEXT
     from .model_argument import read_model
@@ -116,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
     sections = _sections(args.only)
     names = _names(args)
     if args.out is not None:
-        Path(args.out).mkdir(parents=True, exist_ok=True)
+        output_folder(args.out)
     configs = [read_model(name) for name in names]
     longest = min(LONGEST, *(cfg.T_max for cfg in configs))  # the same text for all
     models = [(cfg, _setting(args, longest)) for cfg in configs]

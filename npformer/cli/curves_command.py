@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import hashlib
 import json
-import os
 import platform
 import sys
 import time
@@ -104,13 +102,13 @@ def run(args: argparse.Namespace) -> int:
     from ..data import CharacterVocabulary, load_text
     from ..experiments.findings import claims, findings
     from ..experiments.gradient_scale import TheorySetup, TransformerSetup
-    from ..files import write_json
+    from ..files import output_folder, write_json
     from .curves_table import report
 
     started = time.perf_counter()
     plan = QUICK if args.quick else FULL
     depths, seeds = args.depths or plan.depths, args.seeds or plan.seeds
-    out = _folder(args.out)
+    out = output_folder(args.out)  # it had better fail now than after the measurement
     text = load_text(args.text)
     vocabulary = CharacterVocabulary(text)
     if vocabulary.V < 2:
@@ -232,15 +230,6 @@ def _threads() -> dict[str, Any]:
     keys = ("internal_api", "version", "num_threads")
     blas = [{k: i[k] for k in keys} for i in threadpool_info() if i["user_api"] == "blas"]
     return {"npformer": threads(), "blas": blas}
-
-
-def _folder(name: str) -> Path:
-    """Make the folder; it had better fail now than after the measurement."""
-    out = Path(name)
-    out.mkdir(parents=True, exist_ok=True)
-    if not os.access(out, os.W_OK | os.X_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
-    return out
 
 
 def _depths(given: str) -> tuple[int, ...]:

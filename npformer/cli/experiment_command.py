@@ -76,8 +76,8 @@ def attention_traffic(args: argparse.Namespace) -> int:
     N, d = args.N, args.d
     if N < 128 or d < 1:
         raise ValueError(f"--N must be 128 or more and --d 1 or more, but they are {N} and {d}")
-    if N > 1 << 14:
-        raise ValueError(f"--N must be at most {1 << 14}, or counting takes minutes, but is {N}")
+    if N > 1 << 12:
+        raise ValueError(f"--N must be at most {1 << 12}, or counting takes minutes, but is {N}")
     rows = counts(N, d, backward=args.backward)
     exponents = {name: exponent(name, N, d, backward=args.backward) for name in SCHEDULES}
     if args.json:

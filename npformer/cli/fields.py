@@ -5,17 +5,25 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Iterable
-from dataclasses import Field, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, Field, fields
 from difflib import get_close_matches
 from typing import Any
 
 
-def add_fields(parser: Any, kind: Any, *, without: Iterable[str] = ()) -> None:
+def add_fields(
+    parser: Any,
+    kind: Any,
+    *,
+    without: Iterable[str] = (),
+    defaults: Mapping[str, Any] | None = None,
+) -> None:
     """Add an option for each field, with the help of the class's own docstring.
 
-    An option that is not given leaves no trace in the namespace, so that a file may say it.
+    An option that is not given leaves no trace in the namespace, so that a file may say it. The
+    help tells the field's default, or the one in ``defaults`` that a command puts in its place.
     """
+    given_here = defaults or {}
     texts = documented(kind)
     for field in fields(kind):
         if field.name in without:
@@ -24,12 +32,27 @@ def add_fields(parser: Any, kind: Any, *, without: Iterable[str] = ()) -> None:
         common: dict[str, Any] = {
             "dest": field.name,
             "default": argparse.SUPPRESS,
-            "help": texts.get(field.name, "").replace("%", "%%"),
+            "help": (
+                texts.get(field.name, "") + _default(given_here.get(field.name, field.default))
+            ).replace("%", "%%"),
         }
         if field.type == "bool":
             parser.add_argument(option, action=argparse.BooleanOptionalAction, **common)
         else:
             parser.add_argument(option, type=reader(field), metavar=metavar(field), **common)
+
+
+def _default(value: Any) -> str:
+    """Say what is taken where an option is not given; None is told by the field's own text."""
+    if value is None or value is MISSING:
+        return ""
+    if isinstance(value, bool):
+        word = "yes" if value else "no"
+    elif isinstance(value, tuple):
+        word = ",".join(map(str, value))
+    else:
+        word = str(value)
+    return f" (default: {word or 'none'})"
 
 
 def given(args: argparse.Namespace, kind: Any) -> dict[str, Any]:
@@ -110,4 +133,4 @@ def documented(kind: Any) -> dict[str, str]:
                 found[name].append(line.strip().replace("`", ""))
         elif line.strip():
             names = []
-    return {name: " ".join(lines) for name, lines in found.items()}
+    return {name: " ".join(lines).removesuffix(":") for name, lines in found.items()}

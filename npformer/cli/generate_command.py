@@ -86,6 +86,8 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(f"{args.folder} does not say which token starts an answer")
         rows, source = [[found.start]] * len(prompts), prompts
     end = found.end if args.eos is None else args.eos
+    if args.seed < 0:
+        raise ValueError(f"--seed must be 0 or more, but is {args.seed}")
     new = limit(args.max_new_tokens, model.cfg, max(map(len, rows)))
     live = None
     if len(rows) == 1 and not args.json and args.out is None and args.beams == 1:

@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     from pathlib import Path
 
     from ..checking import report as form
-    from ..files import write_text
+    from ..files import output_folder, write_text
 
     if args.seed < 0:
         raise ValueError(f"--seed must be 0 or more, but is {args.seed}")
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(case.name for case in _cases(args.only)))
         return 0
     if args.out is not None:
-        Path(args.out).mkdir(parents=True, exist_ok=True)  # it had better fail now than at the end
+        output_folder(args.out)
     if args.files:
         from .example_file import check_file
 

@@ -110,8 +110,13 @@ def add(verbs: Any) -> None:
                       "Hugging Face's format, or a .gguf file")  # fmt: skip
     verb.add_argument("--preset", metavar="NAME", help="a named model with random weights, such as "
                       "gpt2, or a .json or .toml file; options change it")  # fmt: skip
-    group = verb.add_argument_group("model", "The fields of npformer.TransformerConfig.")
-    add_fields(group, TransformerConfig, without=LEFT_OUT)
+    group = verb.add_argument_group(
+        "model",
+        "The fields of npformer.TransformerConfig. The defaults are those of a model of options; "
+        "with --preset they are the preset's.",
+    )
+    defaults = {**SMALL, "T_max": None}
+    add_fields(group, TransformerConfig, without=LEFT_OUT, defaults=defaults)
     add_options(verb)
     verb.set_defaults(run=run)
 
@@ -124,14 +129,19 @@ def run(args: argparse.Namespace) -> int:
         return run_rotation(args)
     from ..experiments.attention_maps import attention_name, chosen_maps
     from ..experiments.inspection import inspect
+    from ..files import output_folder
     from . import inspect_report as form
 
     if args.out is not None:
-        Path(args.out).mkdir(parents=True, exist_ok=True)  # it had better fail now than at the end
+        output_folder(args.out)
     s = subject(args)
     if args.list:
         found = inspect(s.model, s.ids, s.targets, select=["**"], gradients=False)
-        print(form.names(found, args.lang))
+        if args.json:
+            print(json.dumps([{"name": r.name, "kind": r.kind, "shape": r.value.shape}
+                              for r in found.rows]))  # fmt: skip
+        else:
+            print(form.names(found, args.lang))
         return 0
     found = inspect(
         s.model,

@@ -47,6 +47,8 @@ def subject(args: argparse.Namespace) -> Subject:
     for name in ("batch", "length"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             raise ValueError(f"--{name} must be 1 or more, but is {getattr(args, name)}")
+    if args.seed < 0:
+        raise ValueError(f"--seed must be 0 or more, but is {args.seed}")
     if args.prompt == "":
         raise ValueError("the prompt is empty: there is nothing to read")
     text = load_text(args.text) if args.prompt is None else args.prompt

@@ -56,6 +56,7 @@ def subject_text(s: Subject, found: Inspection, lang: str) -> str:
     said["kind"] = text["Kind"][said["kind"]]
     said["source"] = text["prompt"] if s.source == "--prompt" else s.source
     said["placement"] = text["placement"].get(said["placement"], text["mixed"])
+    said["layers"] = text["layers"][said["L"] != 1]
     return str(text["subject"].format(**said))
 
 
@@ -65,6 +66,7 @@ def report(s: Subject, found: Inspection, maps: Sequence[Maps], lang: str) -> st
     said["kind"] = text["kind"][said["kind"]]
     said["source"] = text["prompt"] if s.source == "--prompt" else s.source
     said["placement"] = text["placement"].get(said["placement"], text["mixed"])
+    said["layers"] = text["layers"][said["L"] != 1]
     head = [text["model"].format(**said), text["text"].format(**said)]
     if found.loss is not None:
         head.append(

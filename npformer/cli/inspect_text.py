@@ -6,7 +6,7 @@ from typing import Any
 
 TEXT: dict[str, dict[str, Any]] = {
     "en": {
-        "model": "{kind}: {L} layers, d = {d}, H = {H}, {placement}, {norm}, {parameters:,} "
+        "model": "{kind}: {L} {layers}, d = {d}, H = {H}, {placement}, {norm}, {parameters:,} "
         "parameters",
         "kind": {
             "decoder": "decoder",
@@ -41,7 +41,8 @@ TEXT: dict[str, dict[str, Any]] = {
         "one key, ln S = {log:.2f} for all {S} keys alike). distance: mean |i - j| over the "
         "weights. itself, first: mean weight on a query's own place, and on the first key.",
         "list_header": ("name", "kind", "shape"),
-        "subject": "{kind} of {L} layers, $d = {d}$, {H} heads, {placement}; {B} x {T} tokens of "
+        "layers": ("layer", "layers"),
+        "subject": "{kind} of {L} {layers}, $d = {d}$, {H} heads, {placement}; {B} x {T} tokens of "
         "{source}.",
         "Kind": {
             "decoder": "Decoder",
@@ -50,7 +51,8 @@ TEXT: dict[str, dict[str, Any]] = {
         },
     },
     "zh": {
-        "model": "{kind}：{L} 层，d = {d}，H = {H}，{placement}，{norm}，共 {parameters:,} 个参数",
+        "model": "{kind}：{L} {layers}，d = {d}，H = {H}，{placement}，{norm}，共 {parameters:,} "
+        "个参数",
         "kind": {"decoder": "解码器", "encoder": "编码器", "encoder-decoder": "编解码器"},
         "placement": {"pre": "Pre-LN", "post": "Post-LN", "sandwich": "子层前后都归一化",
                       "output": "对子层输出归一化"},
@@ -77,8 +79,9 @@ TEXT: dict[str, dict[str, Any]] = {
         "部 {S} 个键为 ln S = {log:.2f}。距离：|i - j| 按权重的均值。自身、首位：落在查询自身位置与"
         "第一个键上的平均权重。",
         "list_header": ("名字", "种类", "形状"),
-        "subject": "{kind}：{L} 层，$d = {d}$，{H} 个头，{placement}；文本为 {source}，{B} 行，每行"
-        " {T} 个 token。",
+        "layers": ("层", "层"),
+        "subject": "{kind}：{L} {layers}，$d = {d}$，{H} 个头，{placement}；文本为 {source}，{B} "
+        "行，每行 {T} 个 token。",
         "Kind": {"decoder": "解码器", "encoder": "编码器", "encoder-decoder": "编解码器"},
     },
 }  # fmt: skip

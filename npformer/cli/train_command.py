@@ -59,7 +59,8 @@ TRAINING: dict[str, Any] = {
     "warmup": 100,
     "evaluate_every": 500,
 }
-"""What it changes in those of the training; a short run warms up for a tenth of it."""
+"""What it changes in those of the training; a short run warms up for a tenth of it, and
+"noam" has a factor of its own instead of this lr."""
 
 WINDOW = 64
 """Tokens of a window of a long text."""
@@ -94,8 +95,10 @@ def add(verbs: Any) -> None:
     verb.add_argument("--json", action="store_true", help="print JSON instead of text")
     verb.add_argument("--lang", choices=LANGUAGES, default="en", help="of the figure (default: en)")
     add_fields(verb.add_argument_group("data"), DataConfig)
-    add_fields(verb.add_argument_group("model"), TransformerConfig, without=_GIVEN_BY_DATA)
-    add_fields(verb.add_argument_group("training"), TrainingConfig)
+    shown = {**MODEL, "T_max": f"{WINDOW}, --T or the longest line", "window": f"{WINDOW} or --T"}
+    model = verb.add_argument_group("model")
+    add_fields(model, TransformerConfig, without=_GIVEN_BY_DATA, defaults=shown)
+    add_fields(verb.add_argument_group("training"), TrainingConfig, defaults=TRAINING)
     verb.set_defaults(run=run)
 
 
@@ -237,6 +240,8 @@ def training_options(given: dict[str, Any]) -> dict[str, Any]:
     steps = options["steps"]
     if "warmup" not in given and isinstance(steps, int):
         options["warmup"] = min(TRAINING["warmup"], steps // 10)
+    if options.get("schedule") == "noam" and "lr" not in given:
+        del options["lr"]  # there it is a factor, whose 1 is right for any width
     return options
 
 

@@ -26,17 +26,17 @@ class HeadSummary(NamedTuple):
 
 def summary(name: str, head: int, P: Array) -> HeadSummary:
     """Summarise the weights (T, S) of one head; queries that see nothing count nowhere."""
-    P = P.astype(np.float64)
-    P = P[P.sum(axis=-1) > 0]
     T, S = P.shape
+    seeing = np.flatnonzero(P.sum(axis=-1) > 0)
+    P = P[seeing].astype(np.float64)
+    n = max(1, len(seeing))
     logs = np.log(np.where(P > 0, P, 1))
     distance = itself = float("nan")
     if ".cross" not in f".{name}" and T == S:
-        i, j = np.arange(T)[:, None], np.arange(S)
-        distance = float((P * np.abs(i - j)).sum() / T)
-        itself = float(np.trace(P) / T)
+        distance = float((P * np.abs(seeing[:, None] - np.arange(S))).sum() / n)
+        itself = float(P[np.arange(len(seeing)), seeing].sum() / n)
     return HeadSummary(
-        name, head, float(-(P * logs).sum() / max(1, T)), distance, itself, float(P[:, 0].mean())
+        name, head, float(-(P * logs).sum() / n), distance, itself, float(P[:, 0].sum() / n)
     )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -178,6 +179,7 @@ backward has the same blocks, though it holds twice as many of them."""
 # ----------------------------------------------------------------------------------- the counts
 
 
+@lru_cache(maxsize=256)  # the fitted exponent asks for most of the table's counts again
 def traffic(
     schedule: str, N: int, d: int, M: int, *, causal: bool = False, backward: bool = False
 ) -> Traffic:

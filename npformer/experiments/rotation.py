@@ -71,7 +71,7 @@ def rotation(config: AttentionConfig, T: int) -> Rotation:
         at = (np.full(len(distances), where), where - distances)  # the query, and keys before it
         q, k = (
             rope(ones, p, config.rope_base, config.rope_scaling, config.rope_layout,
-                 config.rotary_dim)[0] for p in at
+                 config.rotary_dim, length=T)[0] for p in at
         )  # fmt: skip
         score = np.sum(q * k, axis=-1)[0, 0]
         scores.append(score / score[0])

@@ -146,7 +146,8 @@ def _last_panel(ax: Axes, curves: ScaleCurves, text: dict[str, Any]) -> None:
         for placement, s in streams.items():
             expected = last_gradient(setup.d, setup.n, setup.B, s)
             label = text["recursion"] if placement == "pre" else None
-            ax.plot(grid, expected, ":", color=THEORY, linewidth=1.5, zorder=3, label=label)
+            ax.plot(grid, expected, ":", **_single(len(grid)), color=THEORY, linewidth=1.5,
+                    zorder=3, label=label)  # fmt: skip
     elif len(depths) > 1:
         start = curves.last_gradients("pre").mean(axis=0)[0]
         ax.plot(depths, start * (depths / depths[0]) ** -0.5, label=text["inverse_root"], **_GUIDE)
@@ -165,8 +166,9 @@ def _activation_panel(ax: Axes, curves: ScaleCurves, text: dict[str, Any]) -> No
     ax.plot(layers, before, color=POST, marker="^", linestyle=":", label=text["sum"], **_sparse(L))
     if isinstance(curves.setup, TheorySetup):
         s = mean_field(L, curves.setup.n).s[1:]
-        ax.plot(layers, np.sqrt(s * d), ":", color=THEORY, linewidth=1.5, label=text["recursion"])
-        ax.plot(layers, np.full(L, math.sqrt(POST_SUM * d)), ":", color=THEORY, linewidth=1.5)
+        style = {"color": THEORY, "linewidth": 1.5, **_single(L)}
+        ax.plot(layers, np.sqrt(s * d), ":", label=text["recursion"], **style)
+        ax.plot(layers, np.full(L, math.sqrt(POST_SUM * d)), ":", **style)
     elif L > 1:
         first = curves.activations["pre"][:, 0, 0].mean()
         ax.plot(layers, first * np.sqrt(layers), label=text["root"], **_GUIDE)
@@ -193,6 +195,11 @@ def _ticks(L: int, wanted: list[int] | None = None) -> list[float]:
 def _sparse(L: int) -> dict[str, Any]:
     """Markers at the powers of 2 only: a marker a layer would hide the line."""
     return {"markevery": sorted({2**i - 1 for i in range(L.bit_length())} | {L - 1})}
+
+
+def _single(points: int) -> dict[str, Any]:
+    """A mark for a line that would be one point long, and so not there."""
+    return {"marker": "_", "markersize": 16, "markeredgewidth": 1.5} if points == 1 else {}
 
 
 def _seeds(curves: ScaleCurves) -> tuple[int, int]:

@@ -11,11 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import (
+    FixedLocator,
+    FuncFormatter,
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+    NullLocator,
+)
 
 from ..files import atomic_write
 from ..labels import LANGUAGES, wrap
@@ -135,11 +143,25 @@ def add_texts(figure: Figure, title: str, caption: str) -> None:
     )  # fmt: skip
 
 
+class _PlainLocator(LogLocator):
+    """1, 2, 3, 5 and 10, or a finer scale where the axis would show less than three of them."""
+
+    def tick_values(self, vmin: float, vmax: float) -> Any:
+        coarse: Any = super().tick_values(vmin, vmax)
+        if np.count_nonzero((coarse >= vmin) & (coarse <= vmax)) >= 3:
+            return coarse
+        return MaxNLocator(nbins=6, steps=(1, 2, 5, 10)).tick_values(vmin, vmax)
+
+
 def log_axis(ax: Axes, name: str, ticks: Sequence[float] | None = None) -> None:
-    """Make the x or y axis logarithmic, with plain numbers at 1, 2, 3, 5, 10 or at ``ticks``."""
+    """Make the x or y axis logarithmic, with plain numbers at 1, 2, 3, 5, 10 or at ``ticks``.
+
+    A range that holds less than three of these gets a linear scale's numbers: one alone leaves a
+    reader without a scale.
+    """
     ax.set(**{f"{name}scale": "log"})
     axis: Axis = ax.xaxis if name == "x" else ax.yaxis
-    axis.set_major_locator(FixedLocator(ticks) if ticks else LogLocator(subs=(1, 2, 3, 5)))
+    axis.set_major_locator(FixedLocator(ticks) if ticks else _PlainLocator(subs=(1, 2, 3, 5)))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
     axis.set_minor_formatter(NullFormatter())

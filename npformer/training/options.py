@@ -36,9 +36,11 @@ class TrainingConfig:
     accumulate : int
         Batches whose gradients make up one step; the loss is the mean over all their tokens.
     optimizer : {"adamw", "adam", "sgd"}
+        What turns gradients into steps.
     schedule : {"cosine", "constant", "inverse-sqrt", "noam", "warmup-stable-decay"}
+        How the learning rate goes on after the warm-up.
     lr : float, optional
-        The highest learning rate, 0.001 unless given; for "noam" its factor, 1 unless given.
+        The highest learning rate; for "noam" its factor, 1 unless given.
     lr_min : float
         The last learning rate, of "cosine" and "warmup-stable-decay".
     warmup : int
@@ -73,6 +75,8 @@ class TrainingConfig:
         Minutes from one state on disk to the next; 0 for none but by steps.
     norms_every : int
         Steps from one record of all parameters' and gradients' norms to the next; 0 for none.
+
+    Without ``lr`` the highest learning rate is 0.001.
     """
 
     steps: int = 1000
