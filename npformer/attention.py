@@ -276,7 +276,7 @@ PANEL = 128  # queries at a time: few enough to skip most of what a causal rule 
 
 
 def panels(q: Array, rules: Rules) -> Iterator[tuple[slice, slice]]:
-    """Yield each panel of a (..., G, T, d_h) array: its queries and the keys that any of them sees."""
+    """Yield each panel of (..., G, T, d_h) heads: its queries and the keys that one of them sees."""
     T, S = rules.sight.T, rules.sight.S
     step = panel_rows(T, S, q.shape[1] * q.itemsize)
     for start in range(0, T, step):
