@@ -72,6 +72,15 @@ def require_real(dtype: npt.DTypeLike) -> np.dtype[Any]:
     return kind
 
 
+def require_sizes(**sizes: Any) -> None:
+    """Raise unless each of the named sizes of a layer is a whole number from 1 on."""
+    for name, n in sizes.items():
+        if not is_whole(n):
+            raise TypeError(f"{name} must be a whole number, but is {n!r}")
+        if n < 1:
+            raise ValueError(f"{name} must be 1 or more, but is {n}")
+
+
 def require_ids(ids: Any, size: int, name: str) -> Array:
     """Return ``ids`` as an integer array, each in ``[0, size)``; NumPy would wrap negatives.
 

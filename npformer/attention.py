@@ -276,7 +276,7 @@ PANEL = 128  # queries at a time: few enough to skip most of what a causal rule 
 
 
 def panels(q: Array, rules: Rules) -> Iterator[tuple[slice, slice]]:
-    """Yield each panel of (..., G, T, d_h) heads: its queries and the keys that one of them sees."""
+    """Yield each panel of (..., G, T, d_h): its queries and the keys that any of them sees."""
     T, S = rules.sight.T, rules.sight.S
     step = panel_rows(T, S, q.shape[1] * q.itemsize)
     for start in range(0, T, step):
@@ -320,6 +320,8 @@ def check_call(
         )
     if H_kv == 0 or H % H_kv:
         raise ValueError(f"H = {H} query heads can't share H_kv = {H_kv} heads equally")
+    if 0 in (B, H, d_h):
+        raise ValueError(f"q must have rows, heads and features, but its shape is {q.shape}")
     if not isinstance(causal, bool | np.bool_):
         raise ValueError(f"causal must be true or false, but is {causal!r}")
     if window is not None and not (is_whole(window) and window >= 1):

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .activation import Activation
-from .arrays import Array, require_last, require_shape
+from .arrays import Array, require_last, require_shape, require_sizes
 from .linear import Linear
 from .module import Module
 from .parallel import rowwise
@@ -101,10 +101,10 @@ class FeedForward(Module):
         dtype: npt.DTypeLike = np.float32,
     ) -> None:
         rng = np.random.default_rng(rng)
+        require_sizes(d=d)
         if d_ff is None:
             d_ff = parity_width(d) if gated else 4 * d
-        if d < 1 or d_ff < 1:
-            raise ValueError(f"d and d_ff must be 1 or more, but are {d} and {d_ff}")
+        require_sizes(d_ff=d_ff)
         self.d = d
         self.W1 = Linear(d, d_ff, bias, rng=rng, dtype=dtype)
         self.activation = Activation(activation)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .arrays import Array, require_ids, require_last, require_shape
+from .arrays import Array, require_ids, require_last, require_shape, require_sizes
 from .buffers import empty
 from .module import Module, Parameter
 from .parallel import add_rows, matmul, matmuls, sum_by_id, total_row
@@ -130,8 +130,9 @@ class Linear(Module):
         rng: np.random.Generator | int | None = None,
         dtype: npt.DTypeLike = np.float32,
     ) -> None:
+        require_sizes(n=n, m=m)
         rng = np.random.default_rng(rng)
-        bound = n**-0.5 if n else 0.0
+        bound = n**-0.5
         self.W = Parameter(rng.uniform(-bound, bound, (n, m)).astype(dtype, copy=False))
         self.b = (
             Parameter(rng.uniform(-bound, bound, m).astype(dtype, copy=False)) if bias else None
@@ -179,6 +180,7 @@ class Embedding(Module):
         rng: np.random.Generator | int | None = None,
         dtype: npt.DTypeLike = np.float32,
     ) -> None:
+        require_sizes(V=V, d=d)
         start = np.random.default_rng(rng).standard_normal((V, d))
         self.E = Parameter(start.astype(dtype, copy=False))
 

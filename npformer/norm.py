@@ -7,9 +7,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .arrays import Array, require_last, require_shape
+from .arrays import Array, require_last, require_shape, require_sizes
 from .module import Module, Parameter
 from .parallel import colsum, rowdot, rowmean, rowwise
+
+
+def require_eps(eps: float) -> None:
+    """Raise unless ``eps`` is 0 or more: below, the root of a variance could be of less than 0."""
+    if not eps >= 0:
+        raise ValueError(f"eps must be 0 or more, but is {eps}")
 
 
 class LayerNormSaved(NamedTuple):
@@ -62,6 +68,7 @@ def layernorm(
     Ba, Kiros & Hinton, 2016, arXiv:1607.06450; chapter definition 2.5.3.
     """
     require_last(x, len(gamma), "x")
+    require_eps(eps)
     require_shape(gamma, (len(gamma),), "gamma")
     require_shape(beta, (len(gamma),), "beta")
 
@@ -139,6 +146,7 @@ def rmsnorm(x: Array, gamma: Array, eps: float = 1e-6) -> tuple[Array, RMSNormSa
     Zhang & Sennrich, 2019, arXiv:1910.07467; chapter definition 2.5.3; text B section 5.1.
     """
     require_last(x, len(gamma), "x")
+    require_eps(eps)
     require_shape(gamma, (len(gamma),), "gamma")
 
     def block(x: Array) -> tuple[Array, Array]:
@@ -184,6 +192,7 @@ class LayerNorm(Module):
     """`layernorm` with a learned gain ``gamma`` and shift ``beta`` for each of ``d`` features."""
 
     def __init__(self, d: int, eps: float = 1e-5, dtype: npt.DTypeLike = np.float32) -> None:
+        require_sizes(d=d)
         self.gamma = Parameter(np.ones(d, dtype))
         self.beta = Parameter(np.zeros(d, dtype))
         self.eps = eps
@@ -208,6 +217,7 @@ class RMSNorm(Module):
     def __init__(
         self, d: int, eps: float = 1e-6, dtype: npt.DTypeLike = np.float32, offset: float = 0.0
     ) -> None:
+        require_sizes(d=d)
         self.gamma = Parameter(np.full(d, 1 - offset, dtype))
         self.eps = eps
         self.offset = float(offset)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .arrays import Array, require_floating, widen
+from .arrays import Array, require_floating, require_sizes, widen
 from .linear import EmbeddingSaved, embedding, embedding_backward
 from .module import Module, Parameter
 from .parallel import BLOCK_BYTES, headwise
@@ -252,6 +252,7 @@ class LearnedPositions(Module):
         rng: np.random.Generator | int | None = None,
         dtype: npt.DTypeLike = np.float32,
     ) -> None:
+        require_sizes(T_max=T_max, d=d)
         self.P = Parameter(
             (0.02 * np.random.default_rng(rng).standard_normal((T_max, d))).astype(dtype)
         )

@@ -108,7 +108,7 @@ def test_parity_width_keeps_the_number_of_weights(d):
 def test_bad_input():
     with pytest.raises(ValueError, match=r"activation must be one of .*, but is 'swish'"):
         nf.FeedForward(5, activation="swish")
-    with pytest.raises(ValueError, match="d and d_ff must be 1 or more, but are 5 and 0"):
+    with pytest.raises(ValueError, match="d_ff must be 1 or more, but is 0"):
         nf.FeedForward(5, 0)
     with pytest.raises(ValueError, match=r"x must have last dimension 5, but .* \(2, 3\)"):
         layer("relu", gated=False)(np.ones((2, 3)))

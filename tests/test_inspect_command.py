@@ -199,6 +199,7 @@ COMPLAINTS = {
     "--d 7": "d = 7 is not divisible by H = 2",
     "--V 5": "only those below V = 5",
     "--batch 0": "--batch must be 1 or more, but is 0",
+    "--length 1000000": "--length must be at most 4096, since a head's map has the square of it",
     "--prompt a --text b": "not both",
     "--preset gpt2 --model x": "not both",
     "--prompt a": "two tokens or more",

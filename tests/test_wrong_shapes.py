@@ -189,3 +189,47 @@ def test_masks_that_are_joined_are_booleans(mask):
         F.combine_masks(None, mask)
     with pytest.raises(TypeError, match="masks must be boolean arrays"):
         F.combine_masks(np.ones((2, 2), bool), mask)
+
+
+SIZES = {
+    "LayerNorm": (nf.LayerNorm, "d"),
+    "RMSNorm": (nf.RMSNorm, "d"),
+    "Linear, n": (lambda n: nf.Linear(n, 2), "n"),
+    "Linear, m": (lambda m: nf.Linear(2, m), "m"),
+    "Embedding, V": (lambda V: nf.Embedding(V, 2), "V"),
+    "Embedding, d": (lambda d: nf.Embedding(2, d), "d"),
+    "LearnedPositions, T_max": (lambda n: nf.LearnedPositions(n, 2), "T_max"),
+    "LearnedPositions, d": (lambda d: nf.LearnedPositions(2, d), "d"),
+    "FeedForward, d": (nf.FeedForward, "d"),
+    "FeedForward, d_ff": (lambda n: nf.FeedForward(2, n), "d_ff"),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_layers_have_sizes_from_one_on(name):
+    make, said = SIZES[name]
+    make(1)
+    make(np.int64(2))
+    for size in (0, -1):
+        with pytest.raises(ValueError, match=f"^{said} must be 1 or more, but is {size}$"):
+            make(size)
+    for size in (2.0, "2", True):
+        with pytest.raises(TypeError, match=f"^{said} must be a whole number, but is"):
+            make(size)
+
+
+@pytest.mark.parametrize("eps", [-1e-9, -1.0, float("nan")])
+@pytest.mark.parametrize("norm", [nf.LayerNorm, nf.RMSNorm])
+def test_no_norm_takes_an_eps_below_zero(norm, eps):
+    x = np.ones((2, 3), np.float32)
+    with pytest.raises(ValueError, match="eps must be 0 or more, but is"):
+        norm(3, eps=eps)(x)
+    assert np.isfinite(norm(3, eps=0.0)(x + np.arange(3, dtype=np.float32))).all()
+
+
+@pytest.mark.parametrize("kernel", [F.attention, F.flash_attention])
+@pytest.mark.parametrize("shape", [(0, 2, 3, 4), (2, 0, 3, 4), (1, 2, 3, 0)])
+def test_attention_needs_rows_heads_and_features(kernel, shape):
+    q = np.ones(shape)
+    with pytest.raises(ValueError, match=r"must have|can't share"):
+        kernel(q, q, q)

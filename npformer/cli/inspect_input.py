@@ -23,6 +23,10 @@ LEFT_OUT = ("name", "recompute", "dropout", "attention_dropout")
 _SIGNS = {"\n": "⏎", "\t": "⇥", " ": "␣", "\r": "⏎"}
 
 
+MOST_TOKENS = 4096
+"""A map of 4096 tokens takes 64 MB a head."""
+
+
 class Subject(NamedTuple):
     model: Any
     vocabulary: Vocabulary
@@ -47,6 +51,11 @@ def subject(args: argparse.Namespace) -> Subject:
     for name in ("batch", "length"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             raise ValueError(f"--{name} must be 1 or more, but is {getattr(args, name)}")
+    if args.length is not None and args.length > MOST_TOKENS:
+        raise ValueError(
+            f"--length must be at most {MOST_TOKENS}, since a head's map has the square of it, but "
+            f"is {args.length}"
+        )
     if args.seed < 0:
         raise ValueError(f"--seed must be 0 or more, but is {args.seed}")
     if args.prompt == "":
