@@ -210,7 +210,7 @@ def test_a_tokenizer_beside_the_weights(run, tmp_path):
         (["--temperature", "-1"], "temperature must be 0 or more, but is -1.0"),
         (["--top-p", "0"], "top_p must lie in (0, 1], but is 0.0"),
         (["--max-new-tokens", "99"], "the model has T_max = 30"),
-        (["--beams", "2", "--top-k", "2"], "beam search takes no top_k"),
+        (["--beams", "2", "--top-k", "2"], "beam search takes no top_k or top_p: it draws nothing"),
         (["--prompts", "missing"], "missing: No such file"),
     ],
 )
