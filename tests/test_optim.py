@@ -178,6 +178,14 @@ def test_groups_learn_at_their_own_rates():
     close(b.value, -0.1, rtol=1e-15)
 
 
+def test_a_group_with_a_rate_that_makes_no_sense_is_refused():
+    p = Parameter(np.zeros(3))
+    with pytest.raises(ValueError, match="lr_scale must be 0 or more and finite, but is -1"):
+        SGD([Group({"p": p}, lr_scale=-1)])
+    with pytest.raises(ValueError, match="weight_decay must be 0 or more and finite, but is nan"):
+        SGD([Group({"p": p}, weight_decay=np.nan)])
+
+
 def test_a_parameter_in_two_groups_is_named():
     p = Parameter(np.zeros(3))
     with pytest.raises(ValueError, match="twin is in two groups, also as p"):

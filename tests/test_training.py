@@ -202,6 +202,31 @@ def test_dropout_differs_between_the_batches_of_a_step():
     assert abs(losses[0] - losses[1]) > 1e-4
 
 
+def test_dropout_differs_from_step_to_step():
+    class Same:
+        def at(self, n):
+            return TextBatches(TEXT, 3, 5).at(0)
+
+        def digest(self):
+            return ""
+
+    losses = train(language_model(dropout=0.3), Same(), steps=3, lr=0.0).losses
+    assert np.min(np.abs(np.diff(losses))) > 1e-4
+    losses = train(language_model(attention_dropout=0.3), Same(), steps=3, lr=0.0).losses
+    assert np.min(np.abs(np.diff(losses))) > 1e-5
+
+
+def test_data_of_another_kind_are_refused():
+    with pytest.raises(TypeError, match="the data must be an array of ids or Batches, but are a l"):
+        train(language_model(), [1, 2, 3])
+    with pytest.raises(TypeError, match="decayed must be a list of names, but is 'matrix'"):
+        train(language_model(), TEXT, decayed="matrix")
+    for name in ("lr", "clip", "beta1", "label_smoothing", "save_minutes", "adam_eps"):
+        for bad in ("0.1", True, [0.1]):
+            with pytest.raises(TypeError, match=f"{name} must be a number, but is "):
+                train(language_model(), TEXT, **{name: bad})
+
+
 # ------------------------------------------------------------------ reproducible, bit for bit
 
 
@@ -377,6 +402,20 @@ def test_the_log_holds_the_norms_of_every_tensor(tmp_path):
     assert len(lines) == 1 + len(table)
 
 
+def test_states_are_written_by_steps_and_by_the_clock(tmp_path, monkeypatch):
+    written = []
+    monkeypatch.setattr(nf.training.loop, "save_state", lambda _, state: written.append(state.step))
+    for options, steps in (
+        ({"save_minutes": 0.0}, [7]),
+        ({"save_minutes": 0.0, "save_every": 3}, [3, 6, 7]),
+        ({"save_minutes": 1e-9}, [1, 2, 3, 4, 5, 6, 7]),
+        ({"save_minutes": 1e9}, [7]),
+    ):
+        written.clear()
+        train(language_model(), TEXT, steps=7, B=2, folder=tmp_path, **options)
+        assert written == steps
+
+
 def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     train(language_model(), TEXT, TEXT, steps=2, B=2, norms_every=1, save_every=1)
@@ -407,11 +446,17 @@ def test_a_trained_model_comes_back_with_its_vocabulary(tmp_path):
         ({"steps": 5, "warmup": 6}, "a schedule of 5 steps has no room for warmup 6"),
         ({"optimizer": "lion"}, "optimizer must be one of sgd, adam, adamw, but is 'lion'"),
         ({"schedule": "step"}, "schedule must be one of constant, .*, but is 'step'"),
-        ({"lr": -1.0}, "learning rates must be finite"),
+        ({"lr": -1.0}, "lr must be 0 or more, but is -1.0"),
+        ({"lr": np.inf}, "learning rates must be finite"),
         ({"clip": -1.0}, "clip must be 0 or more, but is -1.0"),
         ({"decayed": ("gain",)}, "not 'gain'"),
         ({"label_smoothing": 2}, r"label_smoothing must lie in \[0, 1\], but is 2"),
-        ({"beta1": 1.0}, "each of betas must be at least 0 and below 1, but is 1.0"),
+        ({"beta1": 1.0}, "beta1 must be at least 0 and below 1, but is 1.0"),
+        ({"momentum": 2.0}, "momentum must be at least 0 and below 1, but is 2.0"),
+        ({"adam_eps": np.nan}, "adam_eps must be 0 or more and finite, but is nan"),
+        ({"T": 0}, "T must be a whole number from 1 on, but is 0"),
+        ({"T": 2.5}, "T must be a whole number from 1 on, but is 2.5"),
+        ({"optimizer": ["adam"]}, "optimizer must be one of sgd, adam, adamw, but is"),
         ({"T": 200}, "the text is too short: 120 tokens"),
         ({"resume": True}, "to resume a run, give its folder"),
     ],

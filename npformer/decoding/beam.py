@@ -79,8 +79,8 @@ def beam_search(
         logp = log_softmax(logits.astype(np.float64))[0].reshape(B, k, -1)
         if repetition_penalty != 1:
             for b, beam in np.ndindex(B, k):
-                text = np.concatenate([prompt[b][real[b]], np.array(texts[b][beam], np.int64)])
-                logp[b, beam] = penalised(logp[b, beam], text, repetition_penalty)
+                read = np.concatenate([prompt[b][real[b]], np.array(texts[b][beam], np.int64)])
+                logp[b, beam] = penalised(logp[b, beam], read, repetition_penalty)
         V = logp.shape[-1]
         paths = (scores[..., None] + logp).reshape(B, -1)
         origin, tokens = np.zeros((B, k), np.int64), np.zeros((B, k), np.int64)

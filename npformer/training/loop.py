@@ -129,6 +129,10 @@ def train(
         data = TextBatches(data, config.B, T, config.seed)
     if isinstance(held_out, np.ndarray):
         held_out = TextBatches(held_out, config.B, T, config.seed)
+    if not hasattr(data, "at"):
+        raise TypeError(
+            f"the data must be an array of ids or Batches, but are a {type(data).__name__}"
+        )
     home = None if folder is None else Path(folder)
     optimizer = config.make_optimizer(model, model.cfg.d)
     digest = data.digest()
