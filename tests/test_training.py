@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import signal
 import threading
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 import npformer as nf
-from npformer import parallel
+from npformer import optim, parallel
 from npformer.batches import PairBatches, RowBatches, TextBatches
 from npformer.data import CharacterVocabulary
 from npformer.training import (
@@ -19,6 +20,7 @@ from npformer.training import (
     evaluate,
     load_state,
     load_trained,
+    save_state,
     train,
 )
 from npformer.training.loop import accumulated
@@ -136,6 +138,39 @@ def test_the_loop_is_the_plain_loop(optimizer):
         assert row[4] == 30
     for (name, a), (_, b) in zip(model.named_parameters(), plain.named_parameters(), strict=True):
         close(a.value, b.value, rtol=1e-8, atol=1e-12, err_msg=name)
+
+
+def test_every_option_reaches_its_schedule():
+    options = {"steps": 50, "lr": 0.3, "lr_min": 0.1, "warmup": 7, "decay": 11}
+    for name, want in {
+        "constant": optim.Constant(0.3, 7),
+        "inverse-sqrt": optim.InverseSquareRoot(0.3, 7),
+        "noam": optim.Noam(13, 7, 0.3),
+        "cosine": optim.Cosine(0.3, 50, 7, 0.1),
+        "warmup-stable-decay": optim.WarmupStableDecay(0.3, 50, 7, 11, 0.1),
+    }.items():
+        assert TrainingConfig(schedule=name, **options).make_schedule(13) == want
+    assert TrainingConfig().make_schedule(13) == optim.Cosine(1e-3, 1000)
+    assert TrainingConfig(schedule="noam").make_schedule(13) == optim.Noam(13, 1, 1.0)
+
+
+def test_every_option_reaches_its_optimizer():
+    model = language_model()
+    options = {"beta1": 0.8, "beta2": 0.95, "adam_eps": 1e-6, "momentum": 0.7}
+    options |= {"weight_decay": 0.3, "decayed": ("norm", "bias")}
+    for name, kind in optim.OPTIMIZERS.items():
+        config = TrainingConfig(optimizer=name, schedule="noam", **options)
+        made = config.make_optimizer(model, 13)
+        assert type(made) is kind
+        assert made.lr == optim.Noam(13, 1, 1.0)
+        if name == "sgd":
+            assert made.momentum == 0.7
+        else:
+            assert (made.betas, made.eps) == ((0.8, 0.95), 1e-6)
+        kinds = optim.kinds(model)
+        for group in made.groups:
+            for tensor in group.parameters:
+                assert group.weight_decay == (0.3 if kinds[tensor] in ("norm", "bias") else 0)
 
 
 def test_a_language_model_learns():
@@ -380,9 +415,24 @@ def test_a_run_may_be_made_longer_where_its_schedule_does_not_look_ahead(tmp_pat
     train(model, TEXT, steps=6, folder=tmp_path / "a", resume=True, **options)
     train(other, TEXT, steps=6, **options)
     same(weights(model), weights(other))
+    ended = load_state(tmp_path / "a" / "state.npz")
+    later = dataclasses.replace(ended, seconds=1000.0)
+    save_state(tmp_path / "a" / "state.npz", later)  # what was spent before counts
+    result = train(model, TEXT, steps=7, folder=tmp_path / "a", resume=True, **options)
+    assert 1000 < result.seconds < 1000 + 600
+    assert result.rows["steps"][-1][-1] > 1000 > result.rows["steps"][-2][-1]
     train(other, TEXT, steps=3, B=3, folder=tmp_path / "b")
     with pytest.raises(ValueError, match="other options: steps 3 and not 6"):
         train(other, TEXT, steps=6, B=3, folder=tmp_path / "b", resume=True)
+
+
+def test_an_evaluation_that_was_made_is_not_made_again(tmp_path):
+    options = {"B": 3, "schedule": "constant", "evaluate_every": 2, "folder": tmp_path}
+    train(language_model(), TEXT, TEXT, steps=4, **options)
+    result = train(language_model(), TEXT, TEXT, steps=6, resume=True, **options)
+    assert [row[0] for row in result.rows["held_out"]] == [2, 4, 6]
+    result = train(language_model(), TEXT, TEXT, steps=6, resume=True, **options)
+    assert [row[0] for row in result.rows["held_out"]] == [2, 4, 6]
 
 
 # ----------------------------------------------------------------------------- what is logged
