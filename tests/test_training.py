@@ -408,6 +408,29 @@ def test_handlers_of_signals_come_back_and_other_threads_can_train():
     assert found[0].step == 2
 
 
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="signals as POSIX has them")
+def test_a_closed_terminal_stops_a_run_unless_that_is_ignored(tmp_path):
+    class Closing:
+        def at(self, n):
+            signal.raise_signal(signal.SIGHUP)
+            return TextBatches(TEXT, 2, 5).at(n)
+
+        def digest(self):
+            return ""
+
+    before = signal.getsignal(signal.SIGHUP)
+    with pytest.raises(Interrupted) as caught:
+        train(language_model(), Closing(), steps=3, folder=tmp_path)
+    assert (caught.value.signal, caught.value.result.step) == (signal.SIGHUP, 1)
+    assert load_state(tmp_path / "state.npz").step == 1
+    assert signal.getsignal(signal.SIGHUP) == before
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+        assert train(language_model(), Closing(), steps=3).step == 3
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_a_run_may_be_made_longer_where_its_schedule_does_not_look_ahead(tmp_path):
     model, other = language_model(), language_model()
     options = {"B": 3, "schedule": "constant"}

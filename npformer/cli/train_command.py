@@ -27,7 +27,7 @@ Train a Transformer: a language model on one long text (by default the documenta
 or on lines, or an encoder-decoder on pairs of texts. As it is, the command trains a character model
 of less than half a million parameters for about a minute and a half on two cores.
 
-The folder gets the state of the run (written at intervals, at the end, and on Ctrl-C and SIGTERM),
+The folder gets the state of the run (written at intervals, at the end, and when it is stopped),
 tables of losses, norms and learning rates, a figure, and the model in a folder of its own that
 "npformer generate" reads, like the folder itself.
 """

@@ -53,7 +53,7 @@ class TrainingResult:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM came; the state, if there is a folder, has been written.
+    """Ctrl-C, SIGTERM or SIGHUP came; the state, if there is a folder, has been written.
 
     Attributes
     ----------
@@ -87,8 +87,8 @@ def train(
         An array is a text, which `TextBatches` cuts into windows.
     config : TrainingConfig, optional
     folder : path, optional
-        Where the state and the tables are written, at intervals, at the end, and on Ctrl-C and
-        SIGTERM, which stop the run after a complete step.
+        Where the state and the tables are written, at intervals, at the end, and on Ctrl-C,
+        SIGTERM and SIGHUP (a terminal that is closed), which stop the run after a complete step.
     resume : bool
         Go on from the state in ``folder``: everything comes out bit for bit as if the run had
         never been stopped.
