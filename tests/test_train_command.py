@@ -390,6 +390,17 @@ def test_a_run_goes_on_with_its_own_options_only(run, text, tmp_path):
     assert "no training state, or it is damaged" in one_line(err)
 
 
+def test_a_text_of_one_letter_has_nothing_to_learn(tmp_path, capsys):
+    path = tmp_path / "a.txt"
+    path.write_text("a" * 40)
+    argv = ["train", "--out", str(tmp_path / "run"), "--text", str(path), *SMALL, "--T", "3"]
+    assert main([*argv, "--sample", "3"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert "loss 0.000 nats" in printed.out
+    assert "aaaa" in printed.out
+
+
 @pytest.mark.parametrize("record", ["{}", '{"data": {"txt": 1}}', '{"data": 3}'])
 def test_a_record_that_says_nothing_is_named(run, text, tmp_path, record):
     out = tmp_path / "run"

@@ -108,7 +108,8 @@ def training_curves(
             lw=1.4,
             label=text["uniform"].format(loss=np.log(V)),
         )
-    log_axis(middle, "y")
+    if np.any(norm > 0):
+        log_axis(middle, "y")
     if clip:
         middle.axhline(
             clip, color=THEORY, ls=DASHES[2], lw=1.4, label=text["clip"].format(clip=clip)
