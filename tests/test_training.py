@@ -449,6 +449,16 @@ def test_a_run_may_be_made_longer_where_its_schedule_does_not_look_ahead(tmp_pat
         train(other, TEXT, steps=6, B=3, folder=tmp_path / "b", resume=True)
 
 
+def test_a_run_does_not_go_on_in_another_precision(tmp_path):
+    train(language_model(np.float64), TEXT, steps=2, B=3, schedule="constant", folder=tmp_path)
+    with pytest.raises(ValueError, match="it has weights of float64, not float32"):
+        train(language_model(), TEXT, steps=4, B=3, schedule="constant", folder=tmp_path,
+              resume=True)  # fmt: skip
+    model = language_model(np.float64)
+    train(model, TEXT, steps=4, B=3, schedule="constant", folder=tmp_path, resume=True)
+    assert model.dtype == np.float64
+
+
 def test_an_evaluation_that_was_made_is_not_made_again(tmp_path):
     options = {"B": 3, "schedule": "constant", "evaluate_every": 2, "folder": tmp_path}
     train(language_model(), TEXT, TEXT, steps=4, **options)

@@ -278,6 +278,10 @@ def check_same(
     faults = []
     if before.config != model.cfg:
         faults.append("another model")
+    own = {name: a.dtype for name, a in model.state_dict().items()}
+    kept = {name: a.dtype for name, a in before.weights.items()}
+    if not faults and own != kept:
+        faults.append(f"weights of {next(iter(kept.values()))}, not {next(iter(own.values()))}")
     if names := config.contradictions(before.options):
         values = [f"{n} {getattr(before.options, n)} and not {getattr(config, n)}" for n in names]
         faults.append("other options: " + ", ".join(values))
