@@ -199,6 +199,10 @@ def test_top_p_keeps_the_token_that_crosses_the_line():
     exact(nucleus(p, 0.96), [0, 1, 2, 3, 4])
     exact(nucleus(np.full(8, 0.125), 0.3), [0, 1, 2])  # equal ones: the lower ids
     exact(nucleus(np.array([1e-9, 1 - 1e-9]), 1e-12), [1])
+    p = np.full(100, 1 / 100)  # more than a sort keeps in order by luck
+    exact(nucleus(p, 0.295), np.arange(30))
+    p[1::2] += 1 / 1000
+    exact(nucleus(p / p.sum(), 0.2), np.arange(1, 40, 2))
 
 
 def test_top_p_prunes_nothing_that_it_needs(rng):

@@ -202,7 +202,13 @@ def test_defaults_that_depend_on_other_options(run, text, tmp_path):
         assert run("train", "--out", tmp_path / name, "--text", text, *SMALL, *argv)[0] == 0
         return load_state(tmp_path / name / "state.npz")
 
-    assert made("a", "--T", 5).options.lr == 0.006
+    first = made("a", "--T", 5)
+    assert (first.options.lr, first.config.window, first.config.T_max) == (0.006, 5, 5)
+    assert made("g", "--T", 5, "--window", "none").config.window is None
+    config = train_command.training_options({"steps": 20})
+    assert (config["warmup"], config["steps"]) == (2, 20)
+    assert train_command.training_options({"steps": 5000})["warmup"] == 100
+    assert train_command.training_options({"steps": 20, "warmup": 9})["warmup"] == 9
     noam = made("b", "--T", 5, "--schedule", "noam")
     assert (noam.options.lr, noam.options.highest_lr) == (None, 1.0)
     assert made("c", "--T", 5, "--schedule", "noam", "--lr", 2).options.lr == 2
@@ -325,6 +331,16 @@ def test_bad_files_of_options_are_one_line(run, text, tmp_path, content, message
     status, _, err = run("train", "--out", tmp_path / "run", "--text", text, "--config", config)
     assert status == 2
     assert message in one_line(err)
+
+
+@pytest.mark.parametrize("pair", ["a\tbbbbbbb", "aaaaaaaa\tb"])
+def test_the_longest_row_fits_into_learned_positions(run, tmp_path, pair):
+    path = tmp_path / "pairs.tsv"
+    path.write_text(f"{pair}\n" * 4, encoding="utf-8")
+    options = ["--pairs", path, *SMALL, "--positions", "learned"]
+    status, _, err = run("train", "--out", tmp_path / "run", *options)
+    assert (status, err) == (0, "")
+    assert load_state(tmp_path / "run" / "state.npz").config.T_max == 8  # the end mark counts
 
 
 @pytest.mark.parametrize("line", ["no tab", "a\tb\tc", "\tb"])

@@ -142,6 +142,14 @@ def test_a_tokenizer_file(tmp_path):
     assert len(ids) < len((TEXT + "the residual").encode())
     assert vocabulary.decode(ids) == TEXT + "the residual"
     assert vocabulary.id_of("<end>") == 0
+    assert vocabulary.decode([0, *vocabulary.encode("the")]) == "<end>the"
+    marking = tokenizers.Tokenizer.from_str(made.to_str())
+    marking.post_processor = tokenizers.processors.TemplateProcessing(
+        single="$A <end>", special_tokens=[("<end>", 0)]
+    )
+    both = FileVocabulary(marking.to_str())  # a part of a text has no marks, a whole one has
+    np.testing.assert_array_equal(both.encode("the"), vocabulary.encode("the"))
+    np.testing.assert_array_equal(both.encode_whole("the"), [*vocabulary.encode("the"), 0])
     assert vocabulary.id_of("<missing>") is None
     made.enable_truncation(3)  # what a file says of rows of one length is not for a whole text
     made.enable_padding(length=99)
