@@ -98,6 +98,14 @@ def test_the_cache_can_be_left_out(run, folder, monkeypatch):
     assert asked == [1]
 
 
+def test_a_prompt_that_fills_all_positions_is_refused_by_its_length(run, folder):
+    status, _, err = run(folder, "--prompt", "s" * 31)  # T_max is 30
+    assert status == 2
+    assert "a prompt of 31 tokens and 1 new ones need 31 positions" in err
+    status, out, _ = run(folder, "--prompt", "s" * 30)
+    assert (status, len(out)) == (0, 32)  # one token, and the end of the line
+
+
 def test_what_starts_and_ends_a_text_stands_in_the_folder(tmp_path):
     (tmp_path / "config.json").write_text('{"bos_token_id": 1, "eos_token_id": 2}')
     assert ids_of(tmp_path) == (1, [2])

@@ -218,7 +218,6 @@ def test_defaults_that_depend_on_other_options(run, text, tmp_path):
     assert own.config.embedding_scale == 1.5
 
 
-@pytest.mark.filterwarnings("default::RuntimeWarning")
 def test_a_run_that_diverges_says_so_in_one_line(run, text, tmp_path):
     out = tmp_path / "run"
     options = ["--T", 5, "--lr", 1e30, "--warmup", 0]
