@@ -229,11 +229,6 @@ def test_a_run_that_diverges_says_so_in_one_line(run, text, tmp_path):
 def test_every_field_is_an_option_with_help(capsys):
     assert main(["train", "--help"]) == 0
     words = capsys.readouterr().out
-    folded = " ".join(words.split())
-    for default in ("Layers. (default: 4)", "(default: 0.006, or the factor 1)"):
-        assert default in folded, default
-    for name, value in {**train_command.MODEL, **train_command.TRAINING}.items():
-        assert f"default: {value}" in folded, name
     for kind in (TransformerConfig, TrainingConfig, train_command.DataConfig):
         texts = documented(kind)
         for name in kind.__dataclass_fields__:
@@ -248,7 +243,7 @@ def test_the_help_tells_the_defaults_of_the_command(capsys):
     words = " ".join(capsys.readouterr().out.split())
     for name, value in {**train_command.MODEL, **train_command.TRAINING}.items():
         text = words.partition(f" --{name.replace('_', '-')} ")[2].partition(")")[0]
-        assert text.endswith(f"(default: {value}"), name
+        assert f"(default: {value}" in text, name
 
 
 def test_noam_has_a_factor_of_its_own():
