@@ -91,6 +91,8 @@ def require_ids(ids: Any, size: int, name: str) -> Array:
     IndexError
         if one of them is negative or not below ``size``.
     """
+    if isinstance(ids, list | tuple) and not len(ids):
+        return np.zeros(0, np.int64)  # NumPy would make it float64
     ids = np.asarray(ids)
     if ids.dtype.kind not in "iu":
         raise TypeError(f"{name} must be integers, but the dtype is {ids.dtype}")

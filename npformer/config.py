@@ -91,7 +91,8 @@ class TransformerConfig:
     norm_offset : float
         What is added to the gain of a norm: 1 for Gemma.
     embedding_scale : float
-        What the token embedding is multiplied by.
+        What the token embedding is multiplied by; with sinusoidal positions sqrt(d), or they
+        drown it.
     final_norm : bool, optional
         A norm after the last block: where the blocks leave the stream unnormed unless given.
     token_types : int

@@ -136,7 +136,14 @@ class ByteVocabulary:
     V = 256
 
     def encode(self, text: str) -> Array:
-        return np.frombuffer(text.encode("utf-8"), np.uint8).astype(np.int64)
+        try:
+            raw = text.encode("utf-8")
+        except UnicodeEncodeError as error:  # what the system makes of bytes that are no UTF-8
+            raise ValueError(
+                f"the text is no Unicode: {text[error.start]!r} at position {error.start} is half "
+                f"a character"
+            ) from None
+        return np.frombuffer(raw, np.uint8).astype(np.int64)
 
     def decode(self, ids: Any) -> str:
         """Return the text; bytes that are no UTF-8, cut off characters among them, as U+FFFD."""

@@ -36,6 +36,8 @@ class FileVocabulary:
         self.tokenizer.no_padding()  # a file may ask for rows of one length
         self.tokenizer.no_truncation()
         self.text = text
+        # Not get_vocab_size: ids may have gaps.
+        self._size = max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> FileVocabulary:
@@ -47,18 +49,25 @@ class FileVocabulary:
 
     @property
     def V(self) -> int:
-        return int(self.tokenizer.get_vocab_size())
+        """One more than the highest id."""
+        return int(self._size)
 
     def encode(self, text: str) -> Array:
+        ByteVocabulary().encode(text)  # refuses, by name, what the package chokes on
         ids = self.tokenizer.encode(text, add_special_tokens=False).ids
         return np.array(ids, np.int64)
 
     def encode_whole(self, text: str) -> Array:
         """Return the ids of a text with the marks of its start and end that the file asks for."""
+        ByteVocabulary().encode(text)
         return np.array(self.tokenizer.encode(text).ids, np.int64)
 
     def decode(self, ids: Any) -> str:
-        ids = require_ids(ids, self.V, "token ids")
+        """Return the text; ids that the file does not know have none.
+
+        A model's table often has more rows than its tokenizer has tokens, to a round number.
+        """
+        ids = require_ids(ids, 2**31, "token ids")
         text: str = self.tokenizer.decode(ids.tolist(), skip_special_tokens=False)
         return text
 
@@ -121,8 +130,9 @@ class TextStream:
         # The ids handed out last are decoded again with the new ones: some tokenizers drop a
         # space at the start of what they decode.
         before = self.vocabulary.decode(self._ids[: self._done]) if self._done else ""
-        self._ids = self._ids[self._done :]
-        self._done = len(self._ids)
+        if len(text) > len(before):  # an id without text is no neighbour to decode with
+            self._ids = self._ids[self._done :]
+            self._done = len(self._ids)
         return text[len(before) :]
 
 

@@ -125,6 +125,7 @@ def test_a_row_is_sampled_alone_as_in_company(options):
     exact(nf.generate(model, ROWS[:1], 8, rng=5, **options)[0], first[: len(ROWS[0]) + 8])
     twins = nf.generate(model, [[1, 2]] * 5, 8, rng=5, **options)
     assert len({tuple(row) for row in twins}) > 1  # equal prompts don't write the same
+    exact(nf.generate(model, ROWS, 8, rng=np.array(seeds), **options), out)
     generator = np.random.default_rng(5)
     exact(nf.generate(model, ROWS, 8, rng=generator, **options)[0], first)
     assert np.any(nf.generate(model, ROWS, 8, rng=generator, **options)[0] != first)
@@ -198,6 +199,10 @@ def test_top_p_keeps_the_token_that_crosses_the_line():
     exact(nucleus(p, 0.96), [0, 1, 2, 3, 4])
     exact(nucleus(np.full(8, 0.125), 0.3), [0, 1, 2])  # equal ones: the lower ids
     exact(nucleus(np.array([1e-9, 1 - 1e-9]), 1e-12), [1])
+    p = np.full(100, 1 / 100)  # more than a sort keeps in order by luck
+    exact(nucleus(p, 0.295), np.arange(30))
+    p[1::2] += 1 / 1000
+    exact(nucleus(p / p.sum(), 0.2), np.arange(1, 40, 2))
 
 
 def test_top_p_prunes_nothing_that_it_needs(rng):
@@ -255,6 +260,8 @@ def test_repetition_penalty_lowers_logits_of_either_sign_once():
     z = np.array([2.0, -2.0, 0.5, 0.0])
     exact(penalised(z, np.array([0, 1, 1, 3]), 2.0), [1.0, -4.0, 0.5, 0.0])
     exact(z, [2.0, -2.0, 0.5, 0.0])
+    exact(penalised(z, np.array([0]), 1e-320), [np.finfo(float).max, -2.0, 0.5, 0.0])
+    assert Sampling(repetition_penalty=1e-320).choose(z, [0], np.random.default_rng(0)) == 0
     model, penalty = language_model(), 1.8
 
     def choose(logits, text):
@@ -351,6 +358,41 @@ def test_beam_search_over_rows_is_that_of_each_alone_cached_or_not():
             exact(row[: len(text) + 6], alone)
 
 
+def penalised_beams(model, prompt, new, beams, eos, penalty):
+    """`plain_beams` with a repetition penalty on the log-probabilities of what a beam has read."""
+    running, ends = [(0.0, [])], []
+    for n in range(1, new + 1):
+        paths = []
+        for score, text in running:
+            logp = F.log_softmax(model(np.array([[*prompt, *text]]))[0, -1])[0]
+            for i in {*prompt, *text}:
+                logp[i] *= penalty
+            paths += [(score + x, [*text, i]) for i, x in enumerate(logp)]
+        paths.sort(key=lambda path: -path[0])
+        ends += [(s / n, t) for s, t in paths[:beams] if t[-1] in eos]
+        running = [path for path in paths if path[1][-1] not in eos][:beams]
+    return max([*ends, *((s / new, t) for s, t in running)], key=lambda end: end[0])[1]
+
+
+@pytest.mark.parametrize("penalty", [0.6, 1.4, 3.0])
+def test_beam_search_penalises_what_each_beam_has_read(penalty):
+    model = language_model()
+    options = {"beams": 3, "eos_id": 4, "pad_id": 1}
+    out = nf.generate(model, ROWS, 6, repetition_penalty=penalty, **options)
+    assert np.any(out != nf.generate(model, ROWS, 6, **options))
+    for row, text in zip(out, ROWS, strict=True):
+        want = [*text, *penalised_beams(model, text, 6, 3, {4}, penalty)]
+        exact(row, want + [1] * (len(row) - len(want)))
+
+
+def test_a_search_for_nothing_says_so():
+    model = language_model()
+    model.embedding.tokens.E.value[9] = np.nan
+    for beams in (1, 2):
+        with pytest.raises(FloatingPointError, match="no token can be chosen: a logit is NaN"):
+            nf.generate(model, [[5, 1]], 3, beams=beams)
+
+
 def test_beam_search_of_a_translation():
     model = translator()
     sources = [[4, 9, 9], [1, 2, 3, 4, 5]]
@@ -384,7 +426,7 @@ def test_one_beam_is_greedy_and_more_beams_score_no_less():
     ("change", "error", "message"),
     [
         ({"ids": [[1, 11]]}, IndexError, r"ids must lie in \[0, 11\), but one of them is 11"),
-        ({"ids": [[]]}, TypeError, "ids must be integers"),
+        ({"ids": [[]]}, ValueError, "at least one token each"),
         ({"ids": np.zeros((1, 0), int)}, ValueError, "at least one token each"),
         ({"ids": []}, ValueError, "at least one token each"),
         ({"ids": np.array([1, 2])}, ValueError, r"shape \(B, T\) or be a list of rows"),
@@ -399,9 +441,18 @@ def test_one_beam_is_greedy_and_more_beams_score_no_less():
         ({"repetition_penalty": 0}, ValueError, "repetition_penalty must be positive, but is 0"),
         ({"eos_id": 11}, IndexError, r"eos_id must lie in \[0, 11\)"),
         ({"beams": 0}, ValueError, "beams must be 1 or more, but is 0"),
-        ({"beams": 2, "top_k": 3}, ValueError, "beam search takes no top_k"),
-        ({"beams": 2, "repetition_penalty": 3}, ValueError, "beam search takes no repetition"),
+        ({"beams": 2, "top_k": 3}, ValueError, "beam search takes no top_k or top_p: it draws"),
+        ({"beams": 2, "top_p": 0.5}, ValueError, "beam search takes no top_k or top_p: it draws"),
+        ({"beams": 2, "stream": print}, ValueError, "beam search takes no stream"),
+        ({"beams": 2, "length_penalty": np.nan}, ValueError, "length_penalty must be a number"),
+        ({"beams": 2, "length_penalty": 1e4}, ValueError, "of moderate size for 3 tokens"),
+        ({"beams": 2, "length_penalty": -1e4}, ValueError, "of moderate size for 3 tokens"),
+        ({"beams": 2.0}, TypeError, "beams must be a whole number, but is 2.0"),
+        ({"max_new_tokens": True}, TypeError, "max_new_tokens must be a whole number"),
+        ({"top_k": 2.5}, TypeError, "top_k must be a whole number, but is 2.5"),
+        ({"rng": -1}, ValueError, "a seed must be 0 or more, but is -1"),
         ({"rng": [1, 2]}, ValueError, "rng has 2 seeds for 1 rows"),
+        ({"rng": np.array([1, 2])}, ValueError, "rng has 2 seeds for 1 rows"),
         ({"source_ids": [[1]]}, ValueError, "a DecoderLM reads no source"),
     ],
 )

@@ -25,6 +25,15 @@ def test_the_old_file_stays_until_the_new_one_is_whole(tmp_path: Path):
     assert [p.name for p in path.parent.iterdir()] == ["b.txt"]
 
 
+def test_bytes_are_on_the_disk_before_the_name_is(tmp_path: Path, monkeypatch):
+    done = []
+    sync, replace = os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda file: done.append("sync") or sync(file))
+    monkeypatch.setattr(Path, "replace", lambda a, b: done.append("name") or replace(a, b))
+    write_text(tmp_path / "b.txt", "text")
+    assert done == ["sync", "name"]
+
+
 def break_off(path: Path, error: type[BaseException], half: str | bytes, *, binary: bool) -> None:
     with atomic_write(path, binary=binary) as file:
         file.write(half)

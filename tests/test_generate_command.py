@@ -9,6 +9,7 @@ import pytest
 
 import npformer as nf
 from npformer.cli import main
+from npformer.cli.model_folder import ids_of
 from npformer.data import ByteVocabulary, CharacterVocabulary
 from npformer.training import train
 from npformer.vocabulary import MarkedVocabulary
@@ -85,6 +86,35 @@ def test_options_are_those_of_generate(run, folder):
         assert out == VOCABULARY.decode(want) + "\n", argv
 
 
+def test_the_cache_can_be_left_out(run, folder, monkeypatch):
+    asked = []
+    plain = nf.decoding.writer.KVCache
+    monkeypatch.setattr(
+        nf.decoding.writer, "KVCache", lambda *a, **k: asked.append(1) or plain(*a, **k)
+    )
+    assert run(folder, "--max-new-tokens", 2, "--no-cache")[0] == 0
+    assert asked == []
+    assert run(folder, "--max-new-tokens", 2)[0] == 0
+    assert asked == [1]
+
+
+def test_a_prompt_that_fills_all_positions_is_refused_by_its_length(run, folder):
+    status, _, err = run(folder, "--prompt", "s" * 31)  # T_max is 30
+    assert status == 2
+    assert "a prompt of 31 tokens and 1 new ones need 31 positions" in err
+    status, out, _ = run(folder, "--prompt", "s" * 30)
+    assert (status, len(out)) == (0, 32)  # one token, and the end of the line
+
+
+def test_what_starts_and_ends_a_text_stands_in_the_folder(tmp_path):
+    (tmp_path / "config.json").write_text('{"bos_token_id": 1, "eos_token_id": 2}')
+    assert ids_of(tmp_path) == (1, [2])
+    (tmp_path / "generation_config.json").write_text(
+        '{"bos_token_id": null, "decoder_start_token_id": 5, "eos_token_id": [3, 4]}'
+    )
+    assert ids_of(tmp_path) == (5, [3, 4])
+
+
 def test_several_prompts_at_once_as_json_and_to_a_file(run, folder, tmp_path):
     (tmp_path / "prompts").write_text("m\nam\n", encoding="utf-8")
     argv = ["--prompt", "str", "--prompts", tmp_path / "prompts", "--max-new-tokens", 4]
@@ -127,6 +157,8 @@ def test_without_a_prompt_a_text_begins_with_a_new_line_or_its_mark(run, folder,
         status, out, _ = run(tmp_path, "--max-new-tokens", 5, "--temperature", 0, *argv)
         ids = nf.generate(model, [prompt], 5, temperature=0, eos_id=4)[0]
         assert (status, out) == (0, marked.decode(ids) + "\n")
+        status, out, _ = run(tmp_path, "--max-new-tokens", 5, "--json", *argv)
+        assert json.loads(out)[0]["prompt_ids"] == prompt
 
 
 def test_an_encoder_decoder_reads_the_prompt_and_answers(run, tmp_path):
@@ -210,7 +242,7 @@ def test_a_tokenizer_beside_the_weights(run, tmp_path):
         (["--temperature", "-1"], "temperature must be 0 or more, but is -1.0"),
         (["--top-p", "0"], "top_p must lie in (0, 1], but is 0.0"),
         (["--max-new-tokens", "99"], "the model has T_max = 30"),
-        (["--beams", "2", "--top-k", "2"], "beam search takes no top_k"),
+        (["--beams", "2", "--top-k", "2"], "beam search takes no top_k or top_p: it draws nothing"),
         (["--prompts", "missing"], "missing: No such file"),
     ],
 )

@@ -178,6 +178,14 @@ def test_groups_learn_at_their_own_rates():
     close(b.value, -0.1, rtol=1e-15)
 
 
+def test_a_group_with_a_rate_that_makes_no_sense_is_refused():
+    p = Parameter(np.zeros(3))
+    with pytest.raises(ValueError, match="lr_scale must be 0 or more and finite, but is -1"):
+        SGD([Group({"p": p}, lr_scale=-1)])
+    with pytest.raises(ValueError, match="weight_decay must be 0 or more and finite, but is nan"):
+        SGD([Group({"p": p}, weight_decay=np.nan)])
+
+
 def test_a_parameter_in_two_groups_is_named():
     p = Parameter(np.zeros(3))
     with pytest.raises(ValueError, match="twin is in two groups, also as p"):
@@ -268,7 +276,7 @@ def test_clipping_scales_the_whole_gradient_to_the_norm(rng):
             exact(p.grad, grads[n])
 
 
-@pytest.mark.parametrize("size", [1e-30, 1e-3, 1e15, 1e30])
+@pytest.mark.parametrize("size", [1e-30, 1e-21, 1e-3, 1e15, 1e30])
 def test_the_norm_of_numbers_whose_squares_do_not_fit(size):
     p = Parameter(np.zeros(7, np.float32))
     p.grad = np.full(7, size, np.float32)

@@ -62,6 +62,10 @@ def test_warm_up_stable_decay_has_three_parts(shape):
     close(lr(88), at_a_quarter, rtol=1e-15)
     assert lr(100) == lr(101) == 0.2
     assert WarmupStableDecay(0.8, total=5, decay=5)(5) == 0
+    # The plateau keeps one step, so that the first step is never the last rate.
+    rates = [WarmupStableDecay(0.8, total=5, decay=5)(t) for t in range(1, 6)]
+    close(rates, [0.8, 0.6, 0.4, 0.2, 0.0], rtol=1e-14)
+    assert WarmupStableDecay(0.8, total=1, decay=1)(1) == 0.8
     assert WarmupStableDecay(0.8, total=5)(5) == 0.8
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import npformer as nf
-from npformer.cli import main, train_command
+from npformer.cli import main, train_command, train_report
 from npformer.cli.fields import documented
 from npformer.config import TransformerConfig
 from npformer.training import TrainingConfig, load_state, load_trained
@@ -28,7 +28,7 @@ SMALL = ["--d", "8", "--L", "1", "--H", "2", "--steps", "4", "--B", "3", "--warm
 @pytest.fixture
 def run(capsys, monkeypatch):
     """Run the command in this process; return status, stdout and stderr."""
-    monkeypatch.setattr(train_command, "draw", lambda *_: [])
+    monkeypatch.setattr(train_report, "draw", lambda *_: [])
 
     def command(*argv):
         status = main([str(a) for a in argv])
@@ -176,6 +176,56 @@ def test_options_come_from_the_line_then_the_file_then_the_defaults(run, text, t
     assert record["data"]["held_out"] == 0.2
 
 
+def test_a_files_own_folder_is_where_its_vocabulary_lies(run, text, tmp_path, monkeypatch):
+    tokenizers = pytest.importorskip("tokenizers", reason="needs the extra `tokenizers`")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    words = {c: i for i, c in enumerate(sorted(set(TEXT.split())))}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "words.json"))
+    (folder / "run.toml").write_text('[data]\nvocabulary = "words.json"\n')
+    monkeypatch.chdir(tmp_path)
+    options = ["--text", text, *SMALL, "--T", 4]
+    status, _, err = run("train", "--out", "a", "--config", "folder/run.toml", *options)
+    assert (status, err) == (0, "")
+    assert len(words) == load_trained("a")[1].V
+    assert run("train", "--out", "a", "--resume", "--vocabulary", "folder/words.json")[0] == 0
+    status, _, err = run("train", "--out", "b", *options, "--vocabulary", "folder/words.json")
+    assert (status, err) == (0, "")
+    recorded = json.loads(Path("b/run.json").read_text())["data"]["vocabulary"]
+    assert recorded == str(folder / "words.json")
+
+
+def test_defaults_that_depend_on_other_options(run, text, tmp_path):
+    def made(name, *argv):
+        assert run("train", "--out", tmp_path / name, "--text", text, *SMALL, *argv)[0] == 0
+        return load_state(tmp_path / name / "state.npz")
+
+    first = made("a", "--T", 5)
+    assert (first.options.lr, first.config.window, first.config.T_max) == (0.006, 5, 5)
+    assert made("g", "--T", 5, "--window", "none").config.window is None
+    config = train_command.training_options({"steps": 20})
+    assert (config["warmup"], config["steps"]) == (2, 20)
+    assert train_command.training_options({"steps": 5000})["warmup"] == 100
+    assert train_command.training_options({"steps": 20, "warmup": 9})["warmup"] == 9
+    noam = made("b", "--T", 5, "--schedule", "noam")
+    assert (noam.options.lr, noam.options.highest_lr) == (None, 1.0)
+    assert made("c", "--T", 5, "--schedule", "noam", "--lr", 2).options.lr == 2
+    assert made("d", "--T", 5).config.embedding_scale == 1
+    assert made("e", "--T", 5, "--positions", "sinusoidal").config.embedding_scale == 8**0.5
+    own = made("f", "--T", 5, "--positions", "sinusoidal", "--embedding-scale", 1.5)
+    assert own.config.embedding_scale == 1.5
+
+
+def test_a_run_that_diverges_says_so_in_one_line(run, text, tmp_path):
+    out = tmp_path / "run"
+    options = ["--T", 5, "--lr", 1e30, "--warmup", 0]
+    status, said, err = run("train", "--out", out, "--text", text, *SMALL, *options)
+    assert (status, said) == (2, "")
+    assert "can't be taken: the gradient of" in one_line(err)
+
+
 def test_every_field_is_an_option_with_help(capsys):
     assert main(["train", "--help"]) == 0
     words = capsys.readouterr().out
@@ -193,7 +243,7 @@ def test_the_help_tells_the_defaults_of_the_command(capsys):
     words = " ".join(capsys.readouterr().out.split())
     for name, value in {**train_command.MODEL, **train_command.TRAINING}.items():
         text = words.partition(f" --{name.replace('_', '-')} ")[2].partition(")")[0]
-        assert text.endswith(f"(default: {value}"), name
+        assert f"(default: {value}" in text, name
 
 
 def test_noam_has_a_factor_of_its_own():
@@ -227,6 +277,7 @@ def test_values_of_every_type(run, text, tmp_path):
         (["--d", "7"], "not divisible by H = 2"),
         (["--steps", "0"], "steps must be a whole number from 1 on, but is 0"),
         (["--optimizer", "lion"], "optimizer must be one of"),
+        (["--T", "0"], "T must be a whole number from 1 on, but is 0"),
         (["--qkv-bias", "maybe"], "must be yes|no and not 'maybe'"),
         (["--rope-scaling", "{"], "must be JSON"),
         (["--text", "missing.txt"], "missing.txt: No such file"),
@@ -260,6 +311,12 @@ def test_bad_options_are_one_line(run, text, tmp_path, monkeypatch, argv, messag
         ("[model\n", "can't be read"),
         ("[model]\nV = 3\n", "has 'V', which is no option"),
         ('[training]\nsteps = "many"\n', "steps must be a whole number"),
+        ('[training]\nlr = "fast"\n', "lr must be a number, but is 'fast'"),
+        ("[training]\nlr = true\n", "lr must be a number, but is True"),
+        ('[training]\ndecayed = "norm"\n', "decayed must be a list of names, but is 'norm'"),
+        ("[training]\nadam_eps = nan\n", "adam_eps must be 0 or more and finite, but is nan"),
+        ('[training]\noptimizer = ["sgd"]\n', "optimizer must be one of sgd, adam, adamw, but"),
+        ('[data]\nvocabulary = "my.json"\n', "/my.json: No such file"),
     ],
 )
 def test_bad_files_of_options_are_one_line(run, text, tmp_path, content, message):
@@ -268,6 +325,16 @@ def test_bad_files_of_options_are_one_line(run, text, tmp_path, content, message
     status, _, err = run("train", "--out", tmp_path / "run", "--text", text, "--config", config)
     assert status == 2
     assert message in one_line(err)
+
+
+@pytest.mark.parametrize("pair", ["a\tbbbbbbb", "aaaaaaaa\tb"])
+def test_the_longest_row_fits_into_learned_positions(run, tmp_path, pair):
+    path = tmp_path / "pairs.tsv"
+    path.write_text(f"{pair}\n" * 4, encoding="utf-8")
+    options = ["--pairs", path, *SMALL, "--positions", "learned"]
+    status, _, err = run("train", "--out", tmp_path / "run", *options)
+    assert (status, err) == (0, "")
+    assert load_state(tmp_path / "run" / "state.npz").config.T_max == 8  # the end mark counts
 
 
 @pytest.mark.parametrize("line", ["no tab", "a\tb\tc", "\tb"])
@@ -331,6 +398,46 @@ def test_a_run_goes_on_with_its_own_options_only(run, text, tmp_path):
     status, _, err = run("train", "--out", out, "--resume")
     assert status == 2
     assert "no training state, or it is damaged" in one_line(err)
+
+
+def test_a_text_of_one_letter_has_nothing_to_learn(tmp_path, capsys):
+    path = tmp_path / "a.txt"
+    path.write_text("a" * 40)
+    argv = ["train", "--out", str(tmp_path / "run"), "--text", str(path), *SMALL, "--T", "3"]
+    assert main([*argv, "--sample", "3"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert "loss 0.000 nats" in printed.out
+    assert "aaaa" in printed.out
+
+
+@pytest.mark.parametrize("record", ["{}", '{"data": {"txt": 1}}', '{"data": 3}'])
+def test_a_record_that_says_nothing_is_named(run, text, tmp_path, record):
+    out = tmp_path / "run"
+    assert run("train", "--out", out, "--text", text, *SMALL, "--T", 5)[0] == 0
+    (out / "run.json").write_text(record)
+    status, _, err = run("train", "--out", out, "--resume")
+    assert status == 2
+    assert "run.json does not say where the data are" in one_line(err)
+
+
+@pytest.mark.parametrize("table", [None, "", "step;loss\n1;2\n", "step,loss\nx,1,1,1,1,1,1\n"])
+def test_a_run_goes_on_without_its_tables(text, tmp_path, capsys, table):
+    out = tmp_path / "run"
+    argv = ["train", "--out", str(out), "--text", str(text), *SMALL, "--T", "5", "--held-out", "0"]
+    assert main(argv) == 0
+    before = weights(out)
+    if table is None:
+        (out / "steps.csv").unlink()
+    else:
+        (out / "steps.csv").write_text(table)
+    capsys.readouterr()
+    assert main(["train", "--out", str(out), "--resume", "--sample", "3"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert "nats a token" not in printed.out
+    same(before, weights(out))
+    assert json.loads((out / "run.json").read_text())["loss"] is None
 
 
 def test_a_model_from_a_folder_goes_on_with_its_vocabulary(run, text, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import signal
 import threading
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 import npformer as nf
-from npformer import parallel
+from npformer import optim, parallel
 from npformer.batches import PairBatches, RowBatches, TextBatches
 from npformer.data import CharacterVocabulary
 from npformer.training import (
@@ -19,6 +20,7 @@ from npformer.training import (
     evaluate,
     load_state,
     load_trained,
+    save_state,
     train,
 )
 from npformer.training.loop import accumulated
@@ -138,6 +140,39 @@ def test_the_loop_is_the_plain_loop(optimizer):
         close(a.value, b.value, rtol=1e-8, atol=1e-12, err_msg=name)
 
 
+def test_every_option_reaches_its_schedule():
+    options = {"steps": 50, "lr": 0.3, "lr_min": 0.1, "warmup": 7, "decay": 11}
+    for name, want in {
+        "constant": optim.Constant(0.3, 7),
+        "inverse-sqrt": optim.InverseSquareRoot(0.3, 7),
+        "noam": optim.Noam(13, 7, 0.3),
+        "cosine": optim.Cosine(0.3, 50, 7, 0.1),
+        "warmup-stable-decay": optim.WarmupStableDecay(0.3, 50, 7, 11, 0.1),
+    }.items():
+        assert TrainingConfig(schedule=name, **options).make_schedule(13) == want
+    assert TrainingConfig().make_schedule(13) == optim.Cosine(1e-3, 1000)
+    assert TrainingConfig(schedule="noam").make_schedule(13) == optim.Noam(13, 1, 1.0)
+
+
+def test_every_option_reaches_its_optimizer():
+    model = language_model()
+    options = {"beta1": 0.8, "beta2": 0.95, "adam_eps": 1e-6, "momentum": 0.7}
+    options |= {"weight_decay": 0.3, "decayed": ("norm", "bias")}
+    for name, kind in optim.OPTIMIZERS.items():
+        config = TrainingConfig(optimizer=name, schedule="noam", **options)
+        made = config.make_optimizer(model, 13)
+        assert type(made) is kind
+        assert made.lr == optim.Noam(13, 1, 1.0)
+        if name == "sgd":
+            assert made.momentum == 0.7
+        else:
+            assert (made.betas, made.eps) == ((0.8, 0.95), 1e-6)
+        kinds = optim.kinds(model)
+        for group in made.groups:
+            for tensor in group.parameters:
+                assert group.weight_decay == (0.3 if kinds[tensor] in ("norm", "bias") else 0)
+
+
 def test_a_language_model_learns():
     pattern = np.arange(200) % 7
     result = train(language_model(), pattern, pattern, steps=70, B=8, lr=0.05)
@@ -200,6 +235,31 @@ def test_dropout_differs_between_the_batches_of_a_step():
         train(language_model(dropout=0.3), Same(), steps=1, accumulate=n).losses[0] for n in (1, 2)
     ]
     assert abs(losses[0] - losses[1]) > 1e-4
+
+
+def test_dropout_differs_from_step_to_step():
+    class Same:
+        def at(self, n):
+            return TextBatches(TEXT, 3, 5).at(0)
+
+        def digest(self):
+            return ""
+
+    losses = train(language_model(dropout=0.3), Same(), steps=3, lr=0.0).losses
+    assert np.min(np.abs(np.diff(losses))) > 1e-4
+    losses = train(language_model(attention_dropout=0.3), Same(), steps=3, lr=0.0).losses
+    assert np.min(np.abs(np.diff(losses))) > 1e-5
+
+
+def test_data_of_another_kind_are_refused():
+    with pytest.raises(TypeError, match="the data must be an array of ids or Batches, but are a l"):
+        train(language_model(), [1, 2, 3])
+    with pytest.raises(TypeError, match="decayed must be a list of names, but is 'matrix'"):
+        train(language_model(), TEXT, decayed="matrix")
+    for name in ("lr", "clip", "beta1", "label_smoothing", "save_minutes", "adam_eps"):
+        for bad in ("0.1", True, [0.1]):
+            with pytest.raises(TypeError, match=f"{name} must be a number, but is "):
+                train(language_model(), TEXT, **{name: bad})
 
 
 # ------------------------------------------------------------------ reproducible, bit for bit
@@ -348,6 +408,29 @@ def test_handlers_of_signals_come_back_and_other_threads_can_train():
     assert found[0].step == 2
 
 
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="signals as POSIX has them")
+def test_a_closed_terminal_stops_a_run_unless_that_is_ignored(tmp_path):
+    class Closing:
+        def at(self, n):
+            signal.raise_signal(signal.SIGHUP)
+            return TextBatches(TEXT, 2, 5).at(n)
+
+        def digest(self):
+            return ""
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
+    try:
+        with pytest.raises(Interrupted) as caught:
+            train(language_model(), Closing(), steps=3, folder=tmp_path)
+        assert (caught.value.signal, caught.value.result.step) == (signal.SIGHUP, 1)
+        assert load_state(tmp_path / "state.npz").step == 1
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+        assert train(language_model(), Closing(), steps=3).step == 3
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_a_run_may_be_made_longer_where_its_schedule_does_not_look_ahead(tmp_path):
     model, other = language_model(), language_model()
     options = {"B": 3, "schedule": "constant"}
@@ -355,9 +438,34 @@ def test_a_run_may_be_made_longer_where_its_schedule_does_not_look_ahead(tmp_pat
     train(model, TEXT, steps=6, folder=tmp_path / "a", resume=True, **options)
     train(other, TEXT, steps=6, **options)
     same(weights(model), weights(other))
+    ended = load_state(tmp_path / "a" / "state.npz")
+    later = dataclasses.replace(ended, seconds=1000.0)
+    save_state(tmp_path / "a" / "state.npz", later)  # what was spent before counts
+    result = train(model, TEXT, steps=7, folder=tmp_path / "a", resume=True, **options)
+    assert 1000 < result.seconds < 1000 + 600
+    assert result.rows["steps"][-1][-1] > 1000 > result.rows["steps"][-2][-1]
     train(other, TEXT, steps=3, B=3, folder=tmp_path / "b")
     with pytest.raises(ValueError, match="other options: steps 3 and not 6"):
         train(other, TEXT, steps=6, B=3, folder=tmp_path / "b", resume=True)
+
+
+def test_a_run_does_not_go_on_in_another_precision(tmp_path):
+    train(language_model(np.float64), TEXT, steps=2, B=3, schedule="constant", folder=tmp_path)
+    with pytest.raises(ValueError, match="it has weights of float64, not float32"):
+        train(language_model(), TEXT, steps=4, B=3, schedule="constant", folder=tmp_path,
+              resume=True)  # fmt: skip
+    model = language_model(np.float64)
+    train(model, TEXT, steps=4, B=3, schedule="constant", folder=tmp_path, resume=True)
+    assert model.dtype == np.float64
+
+
+def test_an_evaluation_that_was_made_is_not_made_again(tmp_path):
+    options = {"B": 3, "schedule": "constant", "evaluate_every": 2, "folder": tmp_path}
+    train(language_model(), TEXT, TEXT, steps=4, **options)
+    result = train(language_model(), TEXT, TEXT, steps=6, resume=True, **options)
+    assert [row[0] for row in result.rows["held_out"]] == [2, 4, 6]
+    result = train(language_model(), TEXT, TEXT, steps=6, resume=True, **options)
+    assert [row[0] for row in result.rows["held_out"]] == [2, 4, 6]
 
 
 # ----------------------------------------------------------------------------- what is logged
@@ -375,6 +483,20 @@ def test_the_log_holds_the_norms_of_every_tensor(tmp_path):
     lines = (tmp_path / "norms.csv").read_text().splitlines()
     assert lines[0] == "step,name,value_norm,grad_norm"
     assert len(lines) == 1 + len(table)
+
+
+def test_states_are_written_by_steps_and_by_the_clock(tmp_path, monkeypatch):
+    written = []
+    monkeypatch.setattr(nf.training.loop, "save_state", lambda _, state: written.append(state.step))
+    for options, steps in (
+        ({"save_minutes": 0.0}, [7]),
+        ({"save_minutes": 0.0, "save_every": 3}, [3, 6, 7]),
+        ({"save_minutes": 1e-9}, [1, 2, 3, 4, 5, 6, 7]),
+        ({"save_minutes": 1e9}, [7]),
+    ):
+        written.clear()
+        train(language_model(), TEXT, steps=7, B=2, folder=tmp_path, **options)
+        assert written == steps
 
 
 def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
@@ -407,11 +529,17 @@ def test_a_trained_model_comes_back_with_its_vocabulary(tmp_path):
         ({"steps": 5, "warmup": 6}, "a schedule of 5 steps has no room for warmup 6"),
         ({"optimizer": "lion"}, "optimizer must be one of sgd, adam, adamw, but is 'lion'"),
         ({"schedule": "step"}, "schedule must be one of constant, .*, but is 'step'"),
-        ({"lr": -1.0}, "learning rates must be finite"),
+        ({"lr": -1.0}, "lr must be 0 or more, but is -1.0"),
+        ({"lr": np.inf}, "learning rates must be finite"),
         ({"clip": -1.0}, "clip must be 0 or more, but is -1.0"),
         ({"decayed": ("gain",)}, "not 'gain'"),
         ({"label_smoothing": 2}, r"label_smoothing must lie in \[0, 1\], but is 2"),
-        ({"beta1": 1.0}, "each of betas must be at least 0 and below 1, but is 1.0"),
+        ({"beta1": 1.0}, "beta1 must be at least 0 and below 1, but is 1.0"),
+        ({"momentum": 2.0}, "momentum must be at least 0 and below 1, but is 2.0"),
+        ({"adam_eps": np.nan}, "adam_eps must be 0 or more and finite, but is nan"),
+        ({"T": 0}, "T must be a whole number from 1 on, but is 0"),
+        ({"T": 2.5}, "T must be a whole number from 1 on, but is 2.5"),
+        ({"optimizer": ["adam"]}, "optimizer must be one of sgd, adam, adamw, but is"),
         ({"T": 200}, "the text is too short: 120 tokens"),
         ({"resume": True}, "to resume a run, give its folder"),
     ],

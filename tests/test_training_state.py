@@ -185,6 +185,13 @@ def test_lines_that_are_not_complete_are_dropped(tmp_path):
     assert tables.read(path, ("step", "loss")) == [(1, 0.5)]
 
 
+def test_a_line_of_the_log_is_on_disk_at_once(tmp_path):
+    log = tables.Log(tmp_path)
+    log.add("held_out", 3, 0.5, 1.0)  # and kill -9 now
+    assert (tmp_path / "held_out.csv").read_text() == "step,loss,seconds\n3,0.5,1.0\n"
+    log.close()
+
+
 # ---------------------------------------------------------------------- from outside the process
 
 PROGRAM = """

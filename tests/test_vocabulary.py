@@ -74,6 +74,37 @@ def test_a_stream_of_any_bytes_is_the_text_of_all_of_them(raw):
     assert stream.flush() == ""
 
 
+@pytest.mark.parametrize("vocabulary", [ByteVocabulary(), MarkedVocabulary(ByteVocabulary())])
+def test_half_characters_are_refused_by_name(vocabulary):
+    with pytest.raises(ValueError, match=r"no Unicode: '\\udcff' at position 2 is half a char"):
+        vocabulary.encode("ab\udcff")
+
+
+def test_no_ids_are_no_text():
+    for vocabulary in (ByteVocabulary(), CharacterVocabulary("ab"), CharacterVocabulary("")):
+        assert vocabulary.decode([]) == ""
+        assert vocabulary.encode("").tolist() == []
+
+
+def test_ids_of_a_file_with_gaps_and_beyond_it():
+    tokenizers = pytest.importorskip("tokenizers", reason="needs the extra `tokenizers`")
+    words = {"a": 0, "b": 5, "[UNK]": 9}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    vocabulary = FileVocabulary(tokenizer.to_str())
+    assert vocabulary.V == 10
+    ids = vocabulary.encode("b a zzz")
+    assert ids.tolist() == [5, 0, 9]
+    assert vocabulary.decode(ids) == "b a [UNK]"
+    assert vocabulary.decode([0, 3, 12, 5]) == "a b"  # of a table with more rows than tokens
+    stream = TextStream(vocabulary)
+    assert "".join(stream.feed(i) for i in [0, 3, 12, 5]) + stream.flush() == "a b"
+    with pytest.raises(IndexError):
+        vocabulary.decode([-1])
+    with pytest.raises(ValueError, match="half a character"):
+        vocabulary.encode("\ud800")
+
+
 def test_names_of_vocabularies(tmp_path):
     assert named("characters", "abca").V == 3
     assert named("bytes", "abc").V == 256
@@ -111,6 +142,14 @@ def test_a_tokenizer_file(tmp_path):
     assert len(ids) < len((TEXT + "the residual").encode())
     assert vocabulary.decode(ids) == TEXT + "the residual"
     assert vocabulary.id_of("<end>") == 0
+    assert vocabulary.decode([0, *vocabulary.encode("the")]) == "<end>the"
+    marking = tokenizers.Tokenizer.from_str(made.to_str())
+    marking.post_processor = tokenizers.processors.TemplateProcessing(
+        single="$A <end>", special_tokens=[("<end>", 0)]
+    )
+    both = FileVocabulary(marking.to_str())  # a part of a text has no marks, a whole one has
+    np.testing.assert_array_equal(both.encode("the"), vocabulary.encode("the"))
+    np.testing.assert_array_equal(both.encode_whole("the"), [*vocabulary.encode("the"), 0])
     assert vocabulary.id_of("<missing>") is None
     made.enable_truncation(3)  # what a file says of rows of one length is not for a whole text
     made.enable_padding(length=99)

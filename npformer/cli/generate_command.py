@@ -173,7 +173,7 @@ def limit(asked: int | None, cfg: Any, longest: int) -> int:
     if asked is not None:
         return asked
     room = cfg.T_max - longest + 1 if cfg.positions == "learned" else 200
-    return max(0, min(200, room))
+    return max(1, min(200, room))  # 1 where nothing fits, so that it is said
 
 
 def ended(ids: list[int], end: set[int]) -> list[int]:

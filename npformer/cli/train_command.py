@@ -15,18 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 from ..labels import LANGUAGES
 from .fields import add_fields, check_names, given
-from .train_data import Corpus, DataConfig, absolute, load_corpus
+from .train_data import NO_FILES, Corpus, DataConfig, absolute, load_corpus
+from .train_report import finished, report, write_record
 
 if TYPE_CHECKING:
     from ..config import TransformerConfig
-    from ..training import TrainingConfig, TrainingResult
+    from ..training import TrainingConfig
 
 _DESCRIPTION = """\
 Train a Transformer: a language model on one long text (by default the documentation inside Python)
 or on lines, or an encoder-decoder on pairs of texts. As it is, the command trains a character model
 of less than half a million parameters for about a minute and a half on two cores.
 
-The folder gets the state of the run (written at intervals, at the end, and on Ctrl-C and SIGTERM),
+The folder gets the state of the run (written at intervals, at the end, and when it is stopped),
 tables of losses, norms and learning rates, a figure, and the model in a folder of its own that
 "npformer generate" reads, like the folder itself.
 """
@@ -95,10 +96,21 @@ def add(verbs: Any) -> None:
     verb.add_argument("--json", action="store_true", help="print JSON instead of text")
     verb.add_argument("--lang", choices=LANGUAGES, default="en", help="of the figure (default: en)")
     add_fields(verb.add_argument_group("data"), DataConfig)
-    shown = {**MODEL, "T_max": f"{WINDOW}, --T or the longest line", "window": f"{WINDOW} or --T"}
-    model = verb.add_argument_group("model")
-    add_fields(model, TransformerConfig, without=_GIVEN_BY_DATA, defaults=shown)
-    add_fields(verb.add_argument_group("training"), TrainingConfig, defaults=TRAINING)
+    shown = {
+        **MODEL,
+        "embedding_scale": "1, or sqrt(d) with sinusoidal positions",
+        "T_max": f"{WINDOW}, --T or the longest line",
+        "window": f"{WINDOW} or --T",
+    }
+    group = verb.add_argument_group("model")
+    add_fields(group, TransformerConfig, without=_GIVEN_BY_DATA, defaults=shown)
+    shown = {
+        **TRAINING,
+        "T": WINDOW,
+        "lr": f"{TRAINING['lr']}, or the factor 1",
+        "warmup": f"{TRAINING['warmup']}, or a tenth of a short run",
+    }
+    add_fields(verb.add_argument_group("training"), TrainingConfig, defaults=shown)
     verb.set_defaults(run=run)
 
 
@@ -125,16 +137,19 @@ def run(args: argparse.Namespace) -> int:
         write_record(home, record)
     try:
         assert data[0] is not None
-        result = train(
-            model,
-            data[0],
-            data[1],
-            config,
-            folder=home,
-            resume=args.resume,
-            vocabulary=corpus.vocabulary,
-            progress=not args.json,
-        )
+        with warnings.catch_warnings():
+            # A run that diverges overflows first; the step that can't be taken then says so.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            result = train(
+                model,
+                data[0],
+                data[1],
+                config,
+                folder=home,
+                resume=args.resume,
+                vocabulary=corpus.vocabulary,
+                progress=not args.json,
+            )
     except Interrupted as stop:
         print(
             f"npformer: {signal.Signals(stop.signal).name} after step {stop.result.step}: the "
@@ -171,6 +186,8 @@ def new_plan(args: argparse.Namespace, home: Path) -> Plan:
         tables[name] = {**tables[name], **given(args, kind)}
     source = DataConfig(**tables["data"])
     paths: Any = {n: absolute(getattr(source, n)) for n in ("text", "lines", "pairs", "start")}
+    if source.vocabulary not in NO_FILES:
+        paths["vocabulary"] = absolute(source.vocabulary)
     return Plan(replace(source, **paths), tables["model"], tables["training"])
 
 
@@ -192,8 +209,8 @@ def read_config(path: str | None, kinds: dict[str, Any]) -> dict[str, dict[str, 
             f"{path}, [{name}],",
         )  # fmt: skip
     data = tables.get("data", {})
-    for name in ("text", "lines", "pairs", "start"):
-        if isinstance(data.get(name), str):
+    for name in ("text", "lines", "pairs", "start", "vocabulary"):
+        if isinstance(data.get(name), str) and data[name] not in NO_FILES:
             data[name] = str(Path(path).resolve().parent / data[name])
     return tables
 
@@ -209,13 +226,21 @@ def resumed_plan(args: argparse.Namespace, home: Path) -> Plan:
     if not (home / "state.npz").exists():
         raise FileNotFoundError(errno.ENOENT, "there is no run to resume", str(home))
     state = load_state(home / "state.npz")
-    source = DataConfig(**read(home / "run.json")["data"])
+    source = recorded_data(read(home / "run.json"), home / "run.json")
     for name, value in {**given(args, DataConfig), **given(args, TransformerConfig)}.items():
         before = getattr(source, name, getattr(state.config, name, None))
         if before not in (value, absolute(value) if isinstance(value, str) else value):
             raise ValueError(f"the run in {home} has {name} {before}, not {value}")
     options = {**asdict(state.options), **given(args, TrainingConfig)}
     return Plan(source, {}, options)
+
+
+def recorded_data(record: dict[str, Any], path: Path) -> DataConfig:
+    """Return where the data are, as a ``run.json`` says."""
+    try:
+        return DataConfig(**record["data"])
+    except (KeyError, TypeError):
+        raise ValueError(f"{path} does not say where the data are, as a run writes it") from None
 
 
 def prepared(plan: Plan, home: Path, *, resume: bool) -> tuple[Any, Corpus, TrainingConfig]:
@@ -237,6 +262,8 @@ def prepared(plan: Plan, home: Path, *, resume: bool) -> tuple[Any, Corpus, Trai
 def training_options(given: dict[str, Any]) -> dict[str, Any]:
     """Return the options of the training with the command's own defaults."""
     options = {**TRAINING, **given}
+    if options.get("schedule") == "noam" and "lr" not in given:
+        options["lr"] = None  # there it is a factor, and no rate
     steps = options["steps"]
     if "warmup" not in given and isinstance(steps, int):
         options["warmup"] = min(TRAINING["warmup"], steps // 10)
@@ -254,6 +281,9 @@ def model_config(plan: Plan, corpus: Corpus) -> TransformerConfig:
     if not corpus.longest:
         # What is trained on windows of T tokens looks back no further when it writes more.
         defaults["window"] = window
+    if plan.model.get("positions") == "sinusoidal":
+        # Their entries are of order 1, those of a new table of order 1 / sqrt(d).
+        defaults["embedding_scale"] = float(plan.model.get("d", MODEL["d"])) ** 0.5
     cfg = TransformerConfig(
         V=corpus.vocabulary.V, kind=plan.data.kind, **{**defaults, **plan.model}
     )
@@ -281,119 +311,6 @@ def started(plan: Plan) -> tuple[Any, Corpus]:
     if found.vocabulary is None:
         raise ValueError(f"{plan.data.start} has no vocabulary, so no text can be read for it")
     if found.model.cfg.kind != plan.data.kind:
-        raise ValueError(f"{plan.data.start} holds a {found.model.cfg.kind}, but the data are not "
-                         f"for one")  # fmt: skip
+        raise ValueError(f"{plan.data.start} holds a model of the kind {found.model.cfg.kind}, but "
+                         f"the data are for the kind {plan.data.kind}")  # fmt: skip
     return found.model, load_corpus(plan.data, found.vocabulary)
-
-
-# ------------------------------------------------------------------------------ what came out
-
-
-def finished(
-    model: Any,
-    corpus: Corpus,
-    config: TrainingConfig,
-    result: TrainingResult,
-    home: Path,
-    args: argparse.Namespace,
-) -> dict[str, Any]:
-    """Write the model and the figure; return what is to be told."""
-    files = [f"{name}.csv" for name, rows in result.rows.items() if rows]
-    files += [path.name for path in draw(model, config, result, home, args.lang)]
-    save_model(model, corpus, home / "model")
-    tokens = sum(row[4] for row in result.rows["steps"])
-    return {
-        "step": result.step,
-        "loss": float(result.losses[-50:].mean()),
-        "held_out": result.held_out,
-        "tokens": tokens,
-        "seconds": round(result.seconds, 2),
-        "sample": written(model, corpus, args.sample),
-        "files": ["state.npz", *files, "run.json", "model/"],
-        "folder": str(home),
-    }
-
-
-def draw(
-    model: Any, config: TrainingConfig, result: TrainingResult, home: Path, lang: str
-) -> list[Path]:
-    """Write the figures."""
-    from ..plots.style import language, save_figure
-    from ..plots.training import norms_by_layer, training_curves
-
-    rows = result.rows
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        with language(lang) as shown:
-            figure = training_curves(
-                rows["steps"], rows["held_out"], V=model.cfg.V, clip=config.clip, lang=shown
-            )
-            paths = save_figure(figure, home / "training")
-            if rows["norms"]:
-                paths += save_figure(norms_by_layer(rows["norms"], shown), home / "norms")
-    for message in dict.fromkeys(str(w.message) for w in caught):
-        print(f"npformer: {message}", file=sys.stderr)
-    return paths
-
-
-def save_model(model: Any, corpus: Corpus, folder: Path) -> None:
-    """Write the model as a folder, in another project's form where one can express it."""
-    from ..files import write_json, write_text
-    from ..vocabulary import FileVocabulary, description
-    from ..weights import save_pretrained
-
-    words = corpus.vocabulary
-    ids = {
-        "bos_token_id": getattr(words, "start", None),
-        "eos_token_id": getattr(words, "end", None),
-    }
-    try:
-        save_pretrained(model, folder, settings=ids)
-    except ValueError:
-        save_pretrained(model, folder, architecture="npformer", settings=ids)
-    write_json(folder / "vocabulary.json", description(words))
-    if isinstance(words, FileVocabulary):
-        write_text(folder / "tokenizer.json", words.text)
-
-
-def written(model: Any, corpus: Corpus, n: int) -> str | None:
-    """Return a text that the model writes, or None where it is not asked for."""
-    import numpy as np
-
-    from ..decoding import generate
-
-    if n < 1 or corpus.source.pairs is not None:
-        return None
-    words: Any = corpus.vocabulary
-    if corpus.source.lines is not None:
-        prompt, stop = [words.start], words.end
-    else:
-        prompt, stop = corpus.parts[0][:1], None
-    if model.cfg.positions == "learned":
-        n = min(n, model.cfg.T_max)
-    out = generate(model, np.array([prompt]), n, temperature=0.8, eos_id=stop, rng=0)[0]
-    return str(words.decode(out))
-
-
-def write_record(home: Path, record: dict[str, Any]) -> None:
-    """Write ``run.json``."""
-    from .. import __version__
-    from ..files import write_json
-    from ..parallel import threads
-
-    write_json(home / "run.json", {"version": __version__, "threads": threads(), **record})
-
-
-def report(record: dict[str, Any]) -> str:
-    """Return what came out, for people."""
-    speed = record["tokens"] / max(record["seconds"], 1e-9)
-    lines = [
-        f"{record['parameters']:,} parameters, {record['step']} steps",
-        f"{record['tokens']:,} tokens in {record['seconds']:.1f} s, {speed:,.0f} a second",
-        f"loss {record['loss']:.3f} nats a token at the end"
-        + ("" if record["held_out"] is None else f", {record['held_out']:.3f} held out"),
-    ]
-    if record["sample"]:
-        lines += ["", "the model writes:", "", record["sample"], ""]
-    lines.append(f"{record['folder']}: {' '.join(record['files'])}")
-    return "\n".join(lines)

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from ..data import Vocabulary
 
 
+NO_FILES = (None, "characters", "bytes")
+"""Vocabularies that are no file."""
+
+
 @dataclass(frozen=True)
 class DataConfig:
     """Where the data are, and how they are cut up.

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..arrays import Array
 from ..softmax import log_softmax
-from .sampling import largest
+from .sampling import largest, penalised, require_choice
 from .writer import Writer
 
 
@@ -21,6 +21,7 @@ def beam_search(
     beams: int,
     eos: Collection[int] = (),
     length_penalty: float = 1.0,
+    repetition_penalty: float = 1.0,
 ) -> list[tuple[list[int], float]]:
     r"""Return the best continuation found for each prompt, with its score.
 
@@ -44,10 +45,20 @@ def beam_search(
     eos : ids
         Tokens that end a text.
     length_penalty : float
+    repetition_penalty : float
+        Above 1, the log-probability of a token that stands in the prompt or in what this beam
+        has written is multiplied by it before it is added to the sum, so a score is then no
+        log-probability any more. `Sampling` penalises logits; here it must be log-probabilities,
+        which beams compare with one another. The transformers package does the same.
 
     Returns
     -------
     list of (tokens, score), one a prompt
+
+    Raises
+    ------
+    FloatingPointError
+        if a logit is NaN or infinite.
 
     References
     ----------
@@ -64,7 +75,12 @@ def beam_search(
 
     logits = writer.feed(np.repeat(prompt, k, axis=0), np.repeat(real, k, axis=0))
     for n in range(1, max_new_tokens + 1):
+        require_choice(logits)
         logp = log_softmax(logits.astype(np.float64))[0].reshape(B, k, -1)
+        if repetition_penalty != 1:
+            for b, beam in np.ndindex(B, k):
+                read = np.concatenate([prompt[b][real[b]], np.array(texts[b][beam], np.int64)])
+                logp[b, beam] = penalised(logp[b, beam], read, repetition_penalty)
         V = logp.shape[-1]
         paths = (scores[..., None] + logp).reshape(B, -1)
         origin, tokens = np.zeros((B, k), np.int64), np.zeros((B, k), np.int64)

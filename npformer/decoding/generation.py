@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from ..arrays import Array, require_ids
 from ..batches import right_padded
 from ..models import DecoderLM, EncoderDecoder
 from .beam import beam_search
-from .sampling import Sampling
+from .sampling import Sampling, require_whole
 from .writer import Writer
 
 
@@ -23,7 +24,7 @@ def generate(
     top_k: int | None = None,
     top_p: float | None = None,
     eos_id: int | Collection[int] | None = None,
-    rng: np.random.Generator | int | Sequence[int] = 0,
+    rng: np.random.Generator | int | Sequence[int] | Array = 0,
     *,
     repetition_penalty: float = 1.0,
     beams: int = 1,
@@ -47,12 +48,14 @@ def generate(
         See `Sampling`. Temperature 0 is greedy.
     eos_id : int or several, optional
         A row ends with the first of these tokens that it writes.
-    rng : Generator or int, or B ints
+    rng : Generator or int, or B ints (a list or an array)
         Every row draws from a generator of its own, seeded by a number that is drawn from this
         one, or given; so what a row writes doesn't depend on the others.
     beams : int
-        Beginnings that `beam_search` keeps; 1 for none. It chooses by probability alone, so
-        ``temperature`` has no part in it, and top-k and top-p are refused.
+        Beginnings that `beam_search` keeps; 1 for none. It looks for the likeliest text and draws
+        nothing: ``temperature`` and ``rng`` have no part in it, and top-k and top-p, which say
+        what may be drawn, are refused. So is ``stream``: which of the beginnings wins is known at
+        the end. A repetition penalty counts.
     length_penalty : float
         See `beam_search`.
     pad_id : int, optional
@@ -91,6 +94,7 @@ def generate(
     if pad_id is None:
         pad_id = eos[0] if eos else 0
     check(model, T, max_new_tokens, beams, sampling, stream)
+    check_length_penalty(length_penalty, max_new_tokens)
     reading = sources(model, source_ids, source_mask, B)
     out = np.full((B, T + max_new_tokens), pad_id, np.int64)
     for row, text in zip(out, rows, strict=True):
@@ -111,6 +115,7 @@ def generate(
             beams=beams,
             eos=eos,
             length_penalty=length_penalty,
+            repetition_penalty=repetition_penalty,
         )
         for row, text, (written, _) in zip(out, rows, found, strict=True):
             row[len(text) : len(text) + len(written)] = written
@@ -187,9 +192,11 @@ def sources(
     return {"source_ids": ids, "source_mask": None if real.all() else real}
 
 
-def seeds(rng: np.random.Generator | int | Sequence[int], B: int) -> list[int]:
+def seeds(rng: np.random.Generator | int | Sequence[int] | Array, B: int) -> list[int]:
     """Return a seed for each row."""
-    if isinstance(rng, Sequence):
+    if isinstance(rng, int | np.integer) and rng < 0:
+        raise ValueError(f"a seed must be 0 or more, but is {rng}")
+    if isinstance(rng, Sequence | np.ndarray):
         if len(rng) != B:
             raise ValueError(f"rng has {len(rng)} seeds for {B} rows")
         return [int(np.random.default_rng(seed).integers(2**63)) for seed in rng]
@@ -205,17 +212,27 @@ def check(
     stream: Callable[[Array], None] | None,
 ) -> None:
     """Raise where the options contradict each other or the text would not fit."""
+    require_whole(new, "max_new_tokens")
+    require_whole(beams, "beams")
     if new < 0:
         raise ValueError(f"max_new_tokens must be 0 or more, but is {new}")
     if beams < 1:
         raise ValueError(f"beams must be 1 or more, but is {beams}")
     if beams > 1:
-        if sampling.top_k is not None or sampling.top_p is not None or stream is not None:
-            raise ValueError("beam search takes no top_k, top_p or stream")
-        if sampling.repetition_penalty != 1:
-            raise ValueError("beam search takes no repetition_penalty")
+        if sampling.top_k is not None or sampling.top_p is not None:
+            raise ValueError("beam search takes no top_k or top_p: it draws nothing")
+        if stream is not None:
+            raise ValueError("beam search takes no stream: its text is known at the end only")
     if model.cfg.positions == "learned" and T + new - 1 > model.cfg.T_max:
         raise ValueError(
             f"a prompt of {T} tokens and {new} new ones need {T + new - 1} positions, but the "
             f"model has T_max = {model.cfg.T_max}"
+        )
+
+
+def check_length_penalty(alpha: float, new: int) -> None:
+    """Raise unless n**alpha is an ordinary number for every n up to ``new``."""
+    if not abs(alpha) * math.log(max(new, 1) + 1) < 700:  # false for NaN
+        raise ValueError(
+            f"length_penalty must be a number of moderate size for {new} tokens, but is {alpha}"
         )

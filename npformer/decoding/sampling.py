@@ -44,6 +44,8 @@ class Sampling:
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < math.inf:
             raise ValueError(f"temperature must be 0 or more, but is {self.temperature}")
+        if self.top_k is not None:
+            require_whole(self.top_k, "top_k")
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k must be 1 or more, but is {self.top_k}")
         if self.top_p is not None and not 0 < self.top_p <= 1:
@@ -66,8 +68,7 @@ class Sampling:
             One number is drawn, none at temperature 0.
         """
         z = logits.astype(np.float64)
-        if not np.max(z) < np.inf or np.max(z) == -np.inf:  # false for NaN
-            raise FloatingPointError("no token can be chosen: a logit is NaN or infinite")
+        require_choice(z)
         if self.repetition_penalty != 1:
             z = penalised(z, text, self.repetition_penalty)
         if self.temperature == 0:
@@ -90,8 +91,23 @@ def penalised(z: Array, text: Array, penalty: float) -> Array:
     """Make the tokens of ``text`` less likely, each once however often it stands there."""
     z = z.copy()
     seen = np.unique(text)
-    z[seen] = np.where(z[seen] > 0, z[seen] / penalty, z[seen] * penalty)
+    with np.errstate(over="ignore"):  # a tiny or huge penalty: as far as numbers go
+        new = np.where(z[seen] > 0, z[seen] / penalty, z[seen] * penalty)
+    z[seen] = np.minimum(new, np.finfo(z.dtype).max)
     return z
+
+
+def require_choice(logits: Array) -> None:
+    """Raise FloatingPointError where a row (..., V) holds NaN or +inf, or nothing but -inf."""
+    top = np.max(logits, axis=-1)
+    if not np.all((top < np.inf) & (top > -np.inf)):  # false for NaN
+        raise FloatingPointError("no token can be chosen: a logit is NaN or infinite")
+
+
+def require_whole(value: object, name: str) -> None:
+    """Raise TypeError unless ``value`` is a whole number."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"{name} must be a whole number, but is {value!r}")
 
 
 def largest(z: Array, k: int) -> Array:

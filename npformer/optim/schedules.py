@@ -118,7 +118,7 @@ class Cosine:
 
 @dataclass(frozen=True)
 class WarmupStableDecay:
-    r"""A linear warm-up, a plateau, and ``decay`` last steps down to ``lr_min``.
+    r"""A linear warm-up, a plateau of at least one step, and ``decay`` steps to ``lr_min``.
 
     The decay is a straight line, or :math:`1 - \sqrt{x}` of the way x through it, which held up
     best in the comparison of Hägele et al.
@@ -143,12 +143,13 @@ class WarmupStableDecay:
             raise ValueError(f'the decay\'s shape must be "linear" or "sqrt", not {self.shape!r}')
 
     def __call__(self, t: int) -> float:
-        last = self.total - self.decay  # the plateau's last step
+        # The plateau's last step: there is one, so that the first step is never the last rate.
+        last = max(self.total - self.decay, 1)
         if t <= last:
             return self.lr * warmup_factor(t, self.warmup)
         if t >= self.total:
             return self.lr_min
-        x = (t - last) / self.decay
+        x = (t - last) / (self.total - last)
         left = 1 - (x if self.shape == "linear" else math.sqrt(x))
         return self.lr_min + (self.lr - self.lr_min) * left
 

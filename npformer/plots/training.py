@@ -21,7 +21,7 @@ TEXT: dict[str, dict[str, Any]] = {
         "each": "each step",
         "mean": "mean of {window} steps",
         "held_out": "held out: {last:.3f} at the end",
-        "uniform": "all tokens alike",
+        "uniform": "all tokens alike: {loss:.2f}",
         "clip": "clipped above {clip:g}",
         "lr": "learning rate",
         "norms_title": "Norms by layer",
@@ -44,7 +44,7 @@ TEXT: dict[str, dict[str, Any]] = {
         "each": "每一步",
         "mean": "{window} 步平均",
         "held_out": "留出数据，最终为 {last:.3f}",
-        "uniform": "所有 token 等概率",
+        "uniform": "所有 token 等概率：{loss:.2f}",
         "clip": "超过 {clip:g} 则裁剪",
         "lr": "学习率",
         "norms_title": "各层范数",
@@ -101,8 +101,15 @@ def training_curves(
         label = text["held_out"].format(last=places[-1, 1])
         left.plot(*places.T, "D--", color=POST, label=label)
     if V is not None:
-        left.axhline(np.log(V), color=THEORY, ls=DASHES[3], lw=1.4, label=text["uniform"])
-    log_axis(middle, "y")
+        left.axhline(
+            np.log(V),
+            color=THEORY,
+            ls=DASHES[3],
+            lw=1.4,
+            label=text["uniform"].format(loss=np.log(V)),
+        )
+    if np.any(norm > 0):
+        log_axis(middle, "y")
     if clip:
         middle.axhline(
             clip, color=THEORY, ls=DASHES[2], lw=1.4, label=text["clip"].format(clip=clip)

@@ -79,7 +79,7 @@ def read(path: Path, columns: Sequence[str]) -> list[tuple[Any, ...]]:
     with path.open(encoding="utf-8", newline="") as file:
         lines = file.read().split("\n")
     for cells in csv.reader(lines[1:-1]):  # what has no end of line is not complete
-        if len(cells) == len(columns):
+        if len(cells) == len(columns) and isinstance(number(cells[0]), int):
             rows.append(tuple(number(cell) for cell in cells))
     return rows
 

@@ -53,7 +53,7 @@ class TrainingResult:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM came; the state, if there is a folder, has been written.
+    """Ctrl-C, SIGTERM or SIGHUP came; the state, if there is a folder, has been written.
 
     Attributes
     ----------
@@ -87,8 +87,8 @@ def train(
         An array is a text, which `TextBatches` cuts into windows.
     config : TrainingConfig, optional
     folder : path, optional
-        Where the state and the tables are written, at intervals, at the end, and on Ctrl-C and
-        SIGTERM, which stop the run after a complete step.
+        Where the state and the tables are written, at intervals, at the end, and on Ctrl-C,
+        SIGTERM and SIGHUP (a terminal that is closed), which stop the run after a complete step.
     resume : bool
         Go on from the state in ``folder``: everything comes out bit for bit as if the run had
         never been stopped.
@@ -129,6 +129,10 @@ def train(
         data = TextBatches(data, config.B, T, config.seed)
     if isinstance(held_out, np.ndarray):
         held_out = TextBatches(held_out, config.B, T, config.seed)
+    if not hasattr(data, "at"):
+        raise TypeError(
+            f"the data must be an array of ids or Batches, but are a {type(data).__name__}"
+        )
     home = None if folder is None else Path(folder)
     optimizer = config.make_optimizer(model, model.cfg.d)
     digest = data.digest()
@@ -274,6 +278,10 @@ def check_same(
     faults = []
     if before.config != model.cfg:
         faults.append("another model")
+    own = {name: a.dtype for name, a in model.state_dict().items()}
+    kept = {name: a.dtype for name, a in before.weights.items()}
+    if not faults and own != kept:
+        faults.append(f"weights of {next(iter(kept.values()))}, not {next(iter(own.values()))}")
     if names := config.contradictions(before.options):
         values = [f"{n} {getattr(before.options, n)} and not {getattr(config, n)}" for n in names]
         faults.append("other options: " + ", ".join(values))

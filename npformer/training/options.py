@@ -19,6 +19,7 @@ from ..optim import (
     WarmupStableDecay,
     parameter_groups,
 )
+from ..optim.optimizer import check_fraction, check_rate
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class TrainingConfig:
     B : int
         Rows of a batch.
     T : int, optional
-        Tokens of a row of a text; the model's ``T_max`` unless given.
+        Tokens of a window of a text; None for the model's ``T_max``.
     accumulate : int
         Batches whose gradients make up one step; the loss is the mean over all their tokens.
     optimizer : {"adamw", "adam", "sgd"}
@@ -40,7 +41,7 @@ class TrainingConfig:
     schedule : {"cosine", "constant", "inverse-sqrt", "noam", "warmup-stable-decay"}
         How the learning rate goes on after the warm-up.
     lr : float, optional
-        The highest learning rate; for "noam" its factor, 1 unless given.
+        The highest learning rate; for "noam" its factor. None for 0.001, or for the factor 1.
     lr_min : float
         The last learning rate, of "cosine" and "warmup-stable-decay".
     warmup : int
@@ -72,7 +73,8 @@ class TrainingConfig:
     save_every : int
         Steps from one state on disk to the next; 0 for none but by the clock.
     save_minutes : float
-        Minutes from one state on disk to the next; 0 for none but by steps.
+        Minutes from one state on disk to the next; 0 for none but by steps. It is what a crash may
+        cost.
     norms_every : int
         Steps from one record of all parameters' and gradients' norms to the next; 0 for none.
 
@@ -101,30 +103,43 @@ class TrainingConfig:
     evaluate_every: int = 0
     evaluate_batches: int = 0
     save_every: int = 0
-    save_minutes: float = 5.0
+    save_minutes: float = 1.0
     norms_every: int = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.decayed, list):
-            object.__setattr__(self, "decayed", tuple(self.decayed))
+        if isinstance(self.decayed, str) or not isinstance(self.decayed, list | tuple):
+            raise TypeError(f"decayed must be a list of names, but is {self.decayed!r}")
+        object.__setattr__(self, "decayed", tuple(self.decayed))
         for name, least in (
             ("steps", 1),
             ("B", 1),
+            ("T", 1),
             ("accumulate", 1),
             *((name, 0) for name in ("warmup", "decay", "seed", "evaluate_every")),
             *((name, 0) for name in ("evaluate_batches", "save_every", "norms_every")),
         ):
             value = getattr(self, name)
+            if name == "T" and value is None:
+                continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ValueError(f"{name} must be a whole number from {least} on, but is {value!r}")
-        for name in ("lr_min", "weight_decay", "clip", "save_minutes"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must be 0 or more, but is {getattr(self, name)}")
+        for name in ("lr", "lr_min", "weight_decay", "clip", "save_minutes", "label_smoothing"):
+            value = getattr(self, name)
+            if name == "lr" and value is None:
+                continue
+            check_number(name, value)
+            if not value >= 0:
+                raise ValueError(f"{name} must be 0 or more, but is {value}")
+        for name in ("beta1", "beta2", "momentum"):
+            check_number(name, getattr(self, name))
+            check_fraction(name, getattr(self, name))
+        check_number("adam_eps", self.adam_eps)
+        check_rate("adam_eps", self.adam_eps)
         for name, names in (
             ("optimizer", OPTIMIZERS),
             ("schedule", SCHEDULES),
         ):
-            if getattr(self, name) not in names:
+            if getattr(self, name) not in list(names):
                 raise ValueError(
                     f"{name} must be one of {', '.join(names)}, but is {getattr(self, name)!r}"
                 )
@@ -174,3 +189,9 @@ class TrainingConfig:
             free.add("steps")  # the only ones that don't look ahead to the end
         mine, theirs = asdict(self), asdict(other)
         return [name for name in mine if name not in free and mine[name] != theirs[name]]
+
+
+def check_number(name: str, value: object) -> None:
+    """Raise TypeError unless ``value`` is a number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number, but is {value!r}")

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM wait until a step is complete."""
+"""Ctrl-C, SIGTERM and a terminal that is closed wait until a step is complete."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from types import FrameType
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+HANG_UP: signal.Signals | None = getattr(signal, "SIGHUP", None)
+"""What a terminal sends that is closed; Windows has none."""
 
 
 class Patience:
@@ -22,7 +24,10 @@ class Patience:
 
     def __enter__(self) -> Patience:
         if threading.current_thread() is threading.main_thread():
-            self._before = {s: signal.signal(s, self._remember) for s in SIGNALS}
+            wanted = list(SIGNALS)
+            if HANG_UP is not None and signal.getsignal(HANG_UP) != signal.SIG_IGN:  # nohup
+                wanted.append(HANG_UP)
+            self._before = {s: signal.signal(s, self._remember) for s in wanted}
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -108,6 +108,24 @@ def test_beam_search(both, beams, alpha):
         )
 
 
+@pytest.mark.parametrize("penalty", [0.7, 1.3, 2.5])
+def test_beam_search_with_a_repetition_penalty(both, penalty):
+    if both[0].config.is_encoder_decoder:  # transformers penalises the source's tokens too
+        return
+    for beams, stop in ((2, None), (3, 9), (4, [4, 12])):
+        compare(
+            both,
+            6,
+            {"beams": beams, "repetition_penalty": penalty, "eos_id": stop},
+            {
+                "num_beams": beams,
+                "repetition_penalty": penalty,
+                "eos_token_id": stop,
+                "early_stopping": "never",
+            },
+        )
+
+
 def test_the_same_tokens_are_kept_and_penalised():
     rng = np.random.default_rng(3)
     for _ in range(50):
