@@ -263,12 +263,10 @@ def training_options(given: dict[str, Any]) -> dict[str, Any]:
     """Return the options of the training with the command's own defaults."""
     options = {**TRAINING, **given}
     if options.get("schedule") == "noam" and "lr" not in given:
-        options["lr"] = None  # there it is a factor, and no rate
+        options["lr"] = None  # there it is a factor, whose 1 is right for any width
     steps = options["steps"]
     if "warmup" not in given and isinstance(steps, int):
         options["warmup"] = min(TRAINING["warmup"], steps // 10)
-    if options.get("schedule") == "noam" and "lr" not in given:
-        del options["lr"]  # there it is a factor, whose 1 is right for any width
     return options
 
 
