@@ -14,6 +14,7 @@ import time
 import tracemalloc
 
 import numpy as np
+from paired import EXPONENT, Ratio, arguments, report
 
 import npformer as nf
 from npformer import functional as F
@@ -100,22 +101,35 @@ def decode_time(t: int) -> float:
     return float(np.median(times))
 
 
+def peaks(name: str, pairs: int) -> Ratio:
+    """Peak memory of both sides in turns."""
+    both = [(peak("npformer", name), peak("torch", name)) for _ in range(pairs)]
+    ratios = sorted(a / b for a, b in both)
+    a, b = np.median(both, axis=0)
+    middle = float(np.median(ratios))
+    label = f"peak memory of a step, {name}"
+    return Ratio(label, "torch", a, b, middle, ratios[0], ratios[-1], pairs, "MB")
+
+
+def growth(name: str, letter: str, sizes: list[int], costs: list[float]) -> Ratio:
+    """Fit how ``costs`` grow with ``sizes``."""
+    label = f"{name}, {letter} = {sizes[0]} to {sizes[-1]}"
+    e = exponent(sizes, costs)
+    return Ratio(label, letter, costs[-1], sizes[-1], e, e, e, len(sizes), EXPONENT)
+
+
 def main() -> None:
-    for name in ("small", "medium", "large"):
-        ours, theirs = peak("npformer", name), peak("torch", name)
-        print(f"peak memory of a step, {name}: {ours:.0f} MB, torch {theirs:.0f} MB, "
-              f"ratio {ours / theirs:.2f}")  # fmt: skip
+    args = arguments(__doc__).parse_args()
+    results = [peaks(name, max(1, args.pairs // 3)) for name in ("small", "medium", "large")]
     lengths = [1024, 2048, 4096, 8192]
     memory = [blocked_memory(T) for T in lengths]
-    print(f"memory of blocked attention grows as T^{exponent(lengths, memory):.2f} "
-          f"(T = {lengths}, {[f'{m / 2**20:.1f} MB' for m in memory]})")  # fmt: skip
+    results.append(growth("memory of blocked attention", "T", lengths, memory))
     batches = [4, 8, 16, 32]
-    times = [step_time(B) for B in batches]
-    print(f"a training step grows as B^{exponent(batches, times):.2f} (B = {batches})")
+    results.append(growth("a training step", "B", batches, [step_time(B) for B in batches]))
     lengths = [1000, 2000, 4000, 8000]
-    times = [decode_time(t) for t in lengths]
-    print(f"a decoding step grows as t^{exponent(lengths, times):.2f} (t = {lengths}; its constant "
-          f"part is the weights)")  # fmt: skip
+    times = [decode_time(t) for t in lengths]  # the weights are its constant part
+    results.append(growth("a decoding step", "t", lengths, times))
+    report(results, args.save, "benchmarks/memory_and_growth.py")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,9 @@ from pathlib import Path
 
 RESULTS = Path(__file__).with_name("results.csv")
 REST = 0.1
+EXPONENT = (
+    "exponent"  # the unit of a fit: ours is the cost where the fit ends, theirs is what grows
+)
 HEADER = (
     "date", "benchmark", "peer", "ratio", "ratio_low", "ratio_high", "ours", "theirs", "unit",
     "pairs", "threads", "load", "versions", "command",
@@ -29,7 +32,7 @@ HEADER = (
 
 @dataclass(frozen=True)
 class Ratio:
-    """Ours over theirs: below 1 is faster."""
+    """Ours over theirs, seconds unless ``unit`` says otherwise: below 1 is faster or less."""
 
     name: str
     peer: str
@@ -39,11 +42,15 @@ class Ratio:
     low: float
     high: float
     pairs: int
+    unit: str = "s"
 
     def __str__(self) -> str:
+        if self.unit == EXPONENT:
+            return f"{self.name:<44} grows with the exponent {self.median:.2f} of {self.peer}"
+        factor, unit = (1e3, "ms") if self.unit == "s" else (1, self.unit)
         return (
-            f"{self.name:<44} {1e3 * self.ours:9.1f} ms   "
-            f"{self.peer} {1e3 * self.theirs:9.1f} ms   "
+            f"{self.name:<44} {factor * self.ours:9.1f} {unit}   "
+            f"{self.peer} {factor * self.theirs:9.1f} {unit}   "
             f"ratio {self.median:.2f} ({self.low:.2f} to {self.high:.2f}, {self.pairs} pairs)"
         )
 
@@ -115,7 +122,7 @@ def report(results: list[Ratio], save: bool, command: str) -> None:
                     *(f"{x:.3f}" for x in (r.median, r.low, r.high)),
                     f"{r.ours:.5f}",
                     f"{r.theirs:.5f}",
-                    "s",
+                    r.unit,
                     r.pairs,
                     parallel.threads(),
                     f"{load:.1f}",
