@@ -109,6 +109,7 @@ def _after_fork() -> None:
     global _team, _team_busy
     _team, _team_busy = None, threading.Lock()  # the threads did not come along
     _inside.flag = False
+    _blas.after_fork()
 
 
 if hasattr(os, "register_at_fork"):
@@ -168,46 +169,58 @@ def _run_on(team: _Team, task: Callable[[int], Any], count: int) -> list[Any]:
             _inside.flag = False
 
     team.run(work)
-    for error in errors:
-        if error is not None:
-            raise error
-    return results
+    first = next((error for error in errors if error is not None), None)
+    if first is None:
+        return results
+    try:
+        raise first
+    finally:
+        errors.clear()  # or they and this frame would keep each other, and the arrays, alive
+        del first
 
 
 # ------------------------------------------------------------------------------ BLAS threads
 
 
 class _Blas:
-    """NumPy's BLAS libraries, limited to one thread while anybody asks for it."""
+    """NumPy's BLAS libraries, limited to one thread while any thread asks for it.
+
+    Who asks is a set and not a count: where Ctrl-C comes between two lines here and a `leave` is
+    lost, the same thread's next one makes it good.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._depth = 0
+        self._asking: set[int] = set()
         self._libraries: list[Any] | None = None
-        self._before: list[int] = []
+        self._before: list[tuple[Any, int]] = []  # what had more than one thread, and how many
 
     def enter(self) -> None:
+        me = threading.get_ident()
         with self._lock:
-            self._depth += 1
-            if self._depth > 1:
-                return
             if self._libraries is None:
                 self._libraries = self._find()
-            self._before = [library.get_num_threads() or 1 for library in self._libraries]
-            self._set([1] * len(self._before))
+            if not self._asking:
+                numbers = [library.get_num_threads() or 1 for library in self._libraries]
+                self._before = [p for p in zip(self._libraries, numbers, strict=True) if p[1] > 1]
+            self._asking.add(me)
+            if len(self._asking) == 1:
+                for library, _ in self._before:
+                    library.set_num_threads(1)
 
     def leave(self) -> None:
+        me = threading.get_ident()
         with self._lock:
-            self._depth -= 1
-            if self._depth == 0:
-                self._set(self._before)
+            if self._asking == {me}:
+                for library, number in self._before:
+                    library.set_num_threads(number)
+            self._asking.discard(me)
 
-    def _set(self, numbers: list[int]) -> None:
-        for library, number, before in zip(
-            self._libraries or [], numbers, self._before, strict=True
-        ):
-            if before != 1:
-                library.set_num_threads(number)
+    def after_fork(self) -> None:
+        """Only this thread came along: its next `leave` undoes what the others have limited."""
+        self._lock = threading.Lock()
+        if self._asking:
+            self._asking = {threading.get_ident()}
 
     @staticmethod
     def _find() -> list[Any]:
@@ -236,7 +249,7 @@ class _SingleBlas:
     def __enter__(self) -> None:
         if _here.depth == 0:
             _blas.enter()
-            _here.errors = np.errstate(invalid="ignore")
+            _here.errors = np.errstate(invalid="ignore", under="ignore")
             _here.errors.__enter__()
         _here.depth += 1
 
@@ -258,7 +271,7 @@ def single_blas() -> AbstractContextManager[None]:
 
     Inside, NumPy does not warn of something invalid: BLAS kernels also compute in lanes that they
     don't use, and what lies there raises the flag now and then. Numbers that are not finite show in
-    the result all the same.
+    the result all the same. Nor of underflow, to which a softmax owes its zeros.
     """
     return _single_blas
 
