@@ -29,37 +29,52 @@ class _Lease:
 
     __slots__ = ("__array_interface__", "_memory", "_shelf")
 
-    def __init__(self, size: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        self._shelf = _free.setdefault(size, [])
-        try:
-            self._memory = self._shelf.pop()
-        except IndexError:
-            self._memory = _new(size)
+    def __init__(
+        self,
+        shelf: list[tuple[Array, int]],
+        memory: tuple[Array, int],
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+    ) -> None:
+        self._shelf, self._memory = shelf, memory
         self.__array_interface__ = {
             "version": 3,
             "shape": shape,
             "typestr": dtype.str,
-            "data": (self._memory[1], False),
+            "data": (memory[1], False),
         }
 
     def __del__(self) -> None:
         self._shelf.append(self._memory)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("memory on loan can't be copied: it would come back twice")
 
 
 def empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
     """`numpy.empty`, aligned and from used memory where the array is large."""
     dtype = np.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize
-    if size < SMALLEST:
+    if size < SMALLEST or dtype.kind in "OV":  # objects would be read from what lies there
         return np.empty(shape, dtype)
-    return np.asarray(_Lease(size, shape, dtype))
+    shelf = _free.setdefault(size, [])
+    try:
+        memory = shelf.pop()
+    except IndexError:
+        memory = _new(size)
+    # A view, since an array on a base that is none can't be made writable again.
+    return np.asarray(_Lease(shelf, memory, shape, dtype))[...]
 
 
 def _new(size: int) -> tuple[Array, int]:
     """Memory with the address of its first aligned byte."""
     if sum(n * len(shelf) for n, shelf in list(_free.items())) > KEPT_BYTES:
         release()
-    memory = np.empty(size + ALIGNMENT, np.uint8)
+    try:
+        memory = np.empty(size + ALIGNMENT, np.uint8)
+    except MemoryError:
+        release()
+        memory = np.empty(size + ALIGNMENT, np.uint8)
     address = memory.__array_interface__["data"][0]
     return memory, address + -address % ALIGNMENT
 
