@@ -104,8 +104,8 @@ def rowwise(
 
     with single_blas():
         parts = run(task, len(starts))
-    totals = [sum(p[1:], start=p[0]) for p in zip(*parts, strict=True)]
-    return _shaped(lead, [*rows, *totals], half, stats, sums)
+        totals = [sum(p[1:], start=p[0]) for p in zip(*parts, strict=True)]
+        return _shaped(lead, [*rows, *totals], half, stats, sums)
 
 
 def _shaped(
@@ -209,7 +209,8 @@ def matmuls(*products: tuple[Array, Array, Array | None]) -> list[Array]:
                 y += plus
     else:
         outs = _shared(wide, [plus for _, _, plus in products])
-    return [y.astype(np.float16) if h else y for y, h in zip(outs, half, strict=True)]
+    with single_blas():
+        return [y.astype(np.float16) if h else y for y, h in zip(outs, half, strict=True)]
 
 
 def _shared(pairs: list[tuple[Array, Array]], biases: list[Array | None]) -> list[Array]:

@@ -16,6 +16,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
+from .arrays import is_whole
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -41,8 +43,8 @@ def threads() -> int:
 def set_threads(n: int) -> None:
     """Run the pieces on ``n`` threads from now on."""
     global _threads
-    if n < 1:
-        raise ValueError(f"the number of threads must be 1 or more, but is {n}")
+    if not (is_whole(n) and n >= 1):
+        raise ValueError(f"the number of threads must be a whole number from 1 on, but is {n!r}")
     _threads = n
 
 

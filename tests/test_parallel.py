@@ -1,9 +1,13 @@
 """The machinery can never change an answer: many blocks or one, any number of threads."""
 
+import gc
+import os
+import signal
 import subprocess
 import sys
 import threading
 import warnings
+import weakref
 
 import numpy as np
 import pytest
@@ -235,7 +239,7 @@ raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
 
 
-@pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="no fork here")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_forked_child_makes_a_team_of_its_own():
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", CHILD], timeout=60, check=False)
     assert done.returncode == 0
@@ -245,26 +249,184 @@ def test_a_forked_child_makes_a_team_of_its_own():
 def test_a_wrong_number_of_threads_is_named(value):
     done = subprocess.run(
         [sys.executable, "-c", "import npformer"],
-        env={**__import__("os").environ, "NPFORMER_THREADS": value},
+        env={**os.environ, "NPFORMER_THREADS": value},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode != 0
     assert f"but is {value!r}" in done.stderr
-    with pytest.raises(ValueError, match="1 or more, but is 0"):
-        team.set_threads(0)
 
 
-def test_blas_is_limited_inside_and_restored_after():
-    def numbers():
-        return [lib.get_num_threads() for lib in team._blas._libraries]
+@pytest.mark.parametrize("n", [0, -1, 2.0, 1.5, "2", None, True])
+def test_a_number_of_threads_that_is_none_is_refused(n):
+    before = team.threads()
+    with pytest.raises(ValueError, match=f"whole number from 1 on, but is {n!r}"):
+        team.set_threads(n)
+    assert team.threads() == before
 
+
+class Library:
+    """Stands for a BLAS library that had four threads; it may be interrupted."""
+
+    def __init__(self, interrupted_at=None):
+        self.n, self.calls, self.interrupted_at = 4, 0, interrupted_at
+
+    def get_num_threads(self):
+        return self.n
+
+    def set_num_threads(self, n):
+        self.calls += 1
+        if self.calls == self.interrupted_at:
+            raise KeyboardInterrupt
+        self.n = n
+
+
+@pytest.fixture
+def blas(monkeypatch):
+    def with_libraries(*libraries):
+        blas = team._Blas()
+        blas._libraries = list(libraries)
+        monkeypatch.setattr(team, "_blas", blas)
+        return blas
+
+    return with_libraries
+
+
+def test_blas_is_limited_inside_and_restored_after(blas):
+    library, single = Library(), Library()
+    single.n = 1
+    blas(library, single)
     with team.single_blas():
-        assert set(numbers()) <= {1}
+        assert library.n == 1
         with team.single_blas():
             pass
-        assert set(numbers()) <= {1}
-    before = numbers()
-    F.softmax(np.zeros((3, 5)))
-    assert numbers() == before
+        assert library.n == 1
+        F.softmax(np.zeros((3, 5)))
+        assert library.n == 1
+    assert library.n == 4
+    with pytest.raises(ZeroDivisionError):
+        rowwise(lambda x: 1 / 0, np.zeros((3, 5)))
+    assert library.n == 4
+    assert single.calls == 0  # nothing to limit
+    assert np.geterr()["invalid"] != "ignore"
+
+
+def test_the_libraries_that_numpy_uses_are_found():
+    with team.single_blas():
+        assert {library.get_num_threads() for library in team._blas._libraries} == {1}
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 4])
+def test_blas_has_its_threads_again_after_an_interrupt(blas, at):
+    first, second = Library(at), Library(at)
+    blas(first, second)
+    for library in (first, second):
+        library.interrupted_at = at if library is first else None
+    seen = []
+    for _ in range(3):
+        try:
+            with team.single_blas():
+                seen.append((first.n, second.n))
+        except KeyboardInterrupt:
+            pass
+    assert (first.n, second.n) == (4, 4)
+    assert seen[-1] == (1, 1)
+    assert np.geterr()["invalid"] != "ignore"
+
+
+def test_the_last_thread_gives_blas_its_threads_back(blas):
+    library = Library()
+    blas(library)
+    inside, leave = threading.Event(), threading.Event()
+
+    def other():
+        with team.single_blas():
+            inside.set()
+            leave.wait()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    inside.wait()
+    with team.single_blas():
+        pass
+    assert library.n == 1
+    leave.set()
+    thread.join()
+    assert library.n == 4
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_child_forked_while_another_thread_works_is_not_stuck(blas):
+    library = Library()
+    limits = blas(library)
+    with limits._lock:  # as if the other thread were in the middle of a line
+        limits._asking = {-1}
+        library.n, limits._before = 1, [(library, 4)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            pid = os.fork()
+        if pid == 0:
+            try:
+                signal.alarm(20)
+                F.softmax(np.zeros((3, 5)))
+                os._exit(0 if library.n == 4 else 1)
+            finally:
+                os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_underflow_and_what_is_invalid_do_not_raise(small_blocks, some_threads):
+    rng = np.random.default_rng(0)
+    for dtype in (np.float16, np.float32, np.float64):
+        x = (40 * rng.standard_normal((64, 8))).astype(dtype)
+        x[0, 1:] = -x[0, 0]
+        W = (1e-4 * x[:8]).astype(dtype)
+        q = (40 * rng.standard_normal((2, 4, 40, 8))).astype(dtype)
+        with np.errstate(all="raise"):
+            for f, f_backward in (
+                (F.softmax, F.softmax_backward),
+                (F.gelu, F.gelu_backward),
+                (F.silu, F.silu_backward),
+                (F.sigmoid, F.sigmoid_backward),
+                (lambda x: F.linear(1e-3 * x if x.dtype == np.float16 else x, W), None),
+            ):
+                y, saved = f(x)
+                if f_backward is not None:
+                    f_backward(y, saved)
+            for f, f_backward in (
+                (F.attention, F.attention_backward),
+                (F.flash_attention, F.flash_attention_backward),
+            ):
+                y, saved = f(q, q, q, causal=True)
+                f_backward(y, saved)
+
+
+def test_nan_shows_whatever_is_ignored(small_blocks, some_threads):
+    x = np.ones((64, 8), np.float32)
+    x[33, 5] = np.nan
+    with np.errstate(all="raise"):
+        for f in (F.softmax, F.gelu, F.silu, F.relu, lambda x: F.layernorm(x, x[0], x[0])):
+            assert np.isnan(f(x)[0][33, 5])
+        assert np.isnan(matmul(x, x.T)[33]).all()
+        q = x.reshape(1, 4, 16, 8)
+        assert np.isnan(F.attention(q, q, q)[0][0, 2]).all()
+
+
+def test_an_error_lets_go_of_the_arrays(small_blocks, some_threads):
+    alive = []
+
+    def block(x):
+        held = x + 1
+        alive.append(weakref.ref(held))
+        raise ValueError("too late")
+
+    gc.disable()
+    try:
+        with pytest.raises(ValueError, match="too late") as caught:
+            rowwise(block, np.zeros((64, 8)))
+        assert alive[0]() is not None
+        del caught
+        assert not any(held() is not None for held in alive)
+    finally:
+        gc.enable()

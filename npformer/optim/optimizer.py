@@ -123,7 +123,10 @@ class Optimizer:
         free: list[dict[str, Array]] = []  # scratch memory that no task uses at the moment
 
         def work(i: int) -> None:
-            own = free.pop() if free else {}
+            try:
+                own = free.pop()
+            except IndexError:  # asked first, another thread could take it in between
+                own = {}
             for k, part in batches[i]:
                 p, g, *state = (a[part] for a in flat[k])
                 kind = p.dtype.char
