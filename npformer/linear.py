@@ -153,8 +153,6 @@ def linears(x: Array, *layers: Linear) -> list[tuple[Array, LinearSaved]]:
     """``[layer.forward(x) for layer in layers]`` with all products computed together."""
     if any(type(layer) is not Linear or "forward" in vars(layer) for layer in layers):
         return [layer.forward(x) for layer in layers]  # a forward of its own, such as a watched one
-    if any("forward" in vars(layer) for layer in layers):  # each is watched (npformer.watch)
-        return [layer.forward(x) for layer in layers]
     for layer in layers:
         require_last(x, len(layer.W.value), "x")
     rows = x.reshape(-1, x.shape[-1])

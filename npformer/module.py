@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,10 @@ import numpy.typing as npt
 from .arrays import Array, require_real
 
 _adding = threading.Lock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_adding.acquire, after_in_parent=_adding.release, after_in_child=_adding.release
+    )
 _apart: ContextVar[GradientsApart | None] = ContextVar("npformer_gradients_apart", default=None)
 
 

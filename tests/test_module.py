@@ -1,13 +1,17 @@
 """Parameters, modules and the walk through what a forward pass saved."""
 
+import os
+import signal
 import threading
+import time
+import warnings
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 import npformer as nf
-from npformer import tree
+from npformer import module, tree
 from npformer.module import Module, Parameter, gradients_apart
 
 
@@ -169,3 +173,30 @@ def test_activation_paths_are_module_paths():
     for path, node in tree.nodes(saved):
         if isinstance(node, dict) and path not in ("", "stack.blocks"):
             assert path in modules, path
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_child_forked_while_another_thread_adds_gradients_is_not_stuck():
+    holding = threading.Event()
+
+    def other():
+        with module._adding:
+            holding.set()
+            time.sleep(0.2)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    holding.wait()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pid = os.fork()
+    if pid == 0:
+        try:
+            signal.alarm(20)
+            p = Parameter(np.zeros(3))
+            p.accumulate(np.ones(3))
+            os._exit(0 if p.grad.sum() == 3 else 1)
+        finally:
+            os._exit(2)
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
