@@ -208,14 +208,14 @@ class _Blas:
             self._asking.add(me)
             if len(self._asking) == 1:
                 for library, _ in self._before:
-                    library.set_num_threads(1)
+                    _set_threads_of(library, 1)
 
     def leave(self) -> None:
         me = threading.get_ident()
         with self._lock:
             if self._asking == {me}:
                 for library, number in self._before:
-                    library.set_num_threads(number)
+                    _set_threads_of(library, number)
             self._asking.discard(me)
 
     def after_fork(self) -> None:
@@ -230,6 +230,16 @@ class _Blas:
 
         found = ThreadpoolController().select(user_api="blas")
         return list(found.lib_controllers)
+
+
+def _set_threads_of(library: Any, n: int) -> None:
+    """Set it from whichever thread: threadpoolctl 3.8 lets only the first that asks, silently."""
+    release = getattr(library, "clear_controlling_thread", None)
+    if release is not None:
+        release(force=True)
+    library.set_num_threads(n)
+    if release is not None:
+        release(force=True)
 
 
 _blas = _Blas()

@@ -356,6 +356,50 @@ def test_the_last_thread_gives_blas_its_threads_back(blas):
     assert library.n == 4
 
 
+ANY_THREAD = """
+import threading, numpy as np
+from npformer import team
+
+def numbers():
+    return {library.get_num_threads() for library in team._blas._libraries}
+
+def run(work):
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+def limited():
+    with team.single_blas():
+        assert numbers() == {1}, numbers()
+
+limited()
+before = numbers()
+for _ in range(2):
+    run(limited)  # a thread that is not the first to ask
+    assert numbers() == before
+    inside, leave = threading.Event(), threading.Event()
+
+    def last():
+        with team.single_blas():
+            inside.set()
+            leave.wait()
+
+    with team.single_blas():
+        thread = threading.Thread(target=last)
+        thread.start()
+        inside.wait()
+    assert numbers() == {1}
+    leave.set()
+    thread.join()
+    assert numbers() == before, (numbers(), before)
+"""
+
+
+def test_every_thread_can_limit_the_real_libraries_and_give_them_back():
+    env = {**os.environ, "OPENBLAS_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}
+    subprocess.run([sys.executable, "-c", ANY_THREAD], env=env, timeout=60, check=True)
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_child_forked_while_another_thread_works_is_not_stuck(blas):
     library = Library()
