@@ -138,6 +138,16 @@ def test_objects_and_records_are_left_to_numpy():
     assert buffers.empty(BIG, [("a", "f4"), ("b", "i8")]).dtype.names == ("a", "b")
 
 
+def test_memory_is_never_smaller_than_its_array():
+    for n in (1 << 18, (1 << 18) + 1, (1 << 18) + 4, (1 << 18) + 4096, (1 << 19) - 1, 1 << 19):
+        a = buffers.empty((n,), np.uint8)
+        memory, start = a.base.base._memory
+        first = memory.__array_interface__["data"][0]
+        assert first <= start == a.ctypes.data
+        assert start + a.nbytes <= first + memory.nbytes
+        del a
+
+
 def test_living_arrays_never_share_memory():
     rng = np.random.default_rng(0)
     alive = []

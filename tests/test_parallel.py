@@ -1,11 +1,6 @@
 """The machinery can never change an answer: many blocks or one, any number of threads."""
 
 import gc
-import os
-import signal
-import subprocess
-import sys
-import threading
 import warnings
 import weakref
 
@@ -100,6 +95,32 @@ def test_rowwise_keeps_half_precision_outside_and_float32_inside():
     assert [rows.dtype, stat.dtype, total.dtype] == [np.float16, np.float32, np.float16]
 
 
+def test_half_precision_in_many_pieces(small_blocks, some_threads):
+    x = np.random.default_rng(0).standard_normal((2, 6, 40, 8)).astype(np.float16)
+    wide = x.astype(np.float32)
+
+    def rows(x):
+        assert x.dtype == np.float32
+        return 2 * x, x[:, :1] / 3, x.sum(0)
+
+    twice, third, total = rowwise(rows, x, stats=1, sums=1)
+    assert [twice.dtype, third.dtype, total.dtype] == [np.float16, np.float32, np.float16]
+    np.testing.assert_array_equal(twice, 2 * x)
+    np.testing.assert_array_equal(third, wide[..., :1] / 3)
+    np.testing.assert_allclose(total, wide.reshape(-1, 8).sum(0), rtol=1e-3)
+
+    def head(x):
+        assert x.dtype == np.float32
+        return 2 * x, x[..., 0] / 3
+
+    twice, third = headwise(head, x, stats=1)
+    assert [twice.dtype, third.dtype] == [np.float16, np.float32]
+    np.testing.assert_array_equal(twice, 2 * x)
+    np.testing.assert_array_equal(third, wide[..., 0] / 3)
+    y = matmul(x.reshape(-1, 8), x.reshape(-1, 8).T, x[0, 0, 0, :1].repeat(480))
+    assert y.dtype == np.float16
+
+
 @pytest.mark.parametrize("shape", [(0, 7), (3, 0, 7), (7,), (1, 7)])
 def test_rowwise_takes_no_rows_and_one_row(shape):
     (y,) = rowwise(lambda x: (x + 1,), np.zeros(shape))
@@ -189,237 +210,6 @@ def test_pieces_may_use_the_machinery_themselves(small_blocks, some_threads):
     np.testing.assert_allclose(y, F.softmax(x)[0], rtol=1e-14)  # in pieces of another size
 
 
-def test_user_threads_at_the_same_time(small_blocks):
-    x = np.random.default_rng(0).standard_normal((8, 64, 8))
-    want = [F.softmax(a)[0] for a in x]
-    got = [None] * 8
-
-    def work(i):
-        for _ in range(20):
-            got[i] = F.softmax(x[i])[0]
-
-    workers = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for w in workers:
-        w.start()
-    for w in workers:
-        w.join()
-    for a, b in zip(got, want, strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-def test_without_threads_everything_runs_inline(small_blocks, monkeypatch):
-    def refuse(self):
-        raise RuntimeError("can't start new thread")
-
-    x = np.random.default_rng(0).standard_normal((64, 8))
-    want = F.softmax(x)[0]
-    before = team.threads()
-    monkeypatch.setattr(team, "_team", None)
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    try:
-        team.set_threads(2)
-        np.testing.assert_array_equal(F.softmax(x)[0], want)
-        assert team.threads() == 1
-    finally:
-        monkeypatch.undo()
-        team.set_threads(before)
-
-
-CHILD = """
-import os, numpy as np
-from npformer import functional as F, parallel, team
-parallel.BLOCK_BYTES = 256
-team.set_threads(2)
-x = np.random.default_rng(0).standard_normal((64, 8))
-want = F.softmax(x)[0]
-pid = os.fork()
-if pid == 0:
-    os._exit(0 if np.array_equal(F.softmax(x)[0], want) else 1)
-raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_forked_child_makes_a_team_of_its_own():
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", CHILD], timeout=60, check=False)
-    assert done.returncode == 0
-
-
-@pytest.mark.parametrize("value", ["0", "two", "-1", ""])
-def test_a_wrong_number_of_threads_is_named(value):
-    done = subprocess.run(
-        [sys.executable, "-c", "import npformer"],
-        env={**os.environ, "NPFORMER_THREADS": value},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode != 0
-    assert f"but is {value!r}" in done.stderr
-
-
-@pytest.mark.parametrize("n", [0, -1, 2.0, 1.5, "2", None, True])
-def test_a_number_of_threads_that_is_none_is_refused(n):
-    before = team.threads()
-    with pytest.raises(ValueError, match=f"whole number from 1 on, but is {n!r}"):
-        team.set_threads(n)
-    assert team.threads() == before
-
-
-class Library:
-    """Stands for a BLAS library that had four threads; it may be interrupted."""
-
-    def __init__(self, interrupted_at=None):
-        self.n, self.calls, self.interrupted_at = 4, 0, interrupted_at
-
-    def get_num_threads(self):
-        return self.n
-
-    def set_num_threads(self, n):
-        self.calls += 1
-        if self.calls == self.interrupted_at:
-            raise KeyboardInterrupt
-        self.n = n
-
-
-@pytest.fixture
-def blas(monkeypatch):
-    def with_libraries(*libraries):
-        blas = team._Blas()
-        blas._libraries = list(libraries)
-        monkeypatch.setattr(team, "_blas", blas)
-        return blas
-
-    return with_libraries
-
-
-def test_blas_is_limited_inside_and_restored_after(blas):
-    library, single = Library(), Library()
-    single.n = 1
-    blas(library, single)
-    with team.single_blas():
-        assert library.n == 1
-        with team.single_blas():
-            pass
-        assert library.n == 1
-        F.softmax(np.zeros((3, 5)))
-        assert library.n == 1
-    assert library.n == 4
-    with pytest.raises(ZeroDivisionError):
-        rowwise(lambda x: 1 / 0, np.zeros((3, 5)))
-    assert library.n == 4
-    assert single.calls == 0  # nothing to limit
-    assert np.geterr()["invalid"] != "ignore"
-
-
-def test_the_libraries_that_numpy_uses_are_found():
-    with team.single_blas():
-        assert {library.get_num_threads() for library in team._blas._libraries} == {1}
-
-
-@pytest.mark.parametrize("at", [1, 2, 3, 4])
-def test_blas_has_its_threads_again_after_an_interrupt(blas, at):
-    first, second = Library(at), Library(at)
-    blas(first, second)
-    for library in (first, second):
-        library.interrupted_at = at if library is first else None
-    seen = []
-    for _ in range(3):
-        try:
-            with team.single_blas():
-                seen.append((first.n, second.n))
-        except KeyboardInterrupt:
-            pass
-    assert (first.n, second.n) == (4, 4)
-    assert seen[-1] == (1, 1)
-    assert np.geterr()["invalid"] != "ignore"
-
-
-def test_the_last_thread_gives_blas_its_threads_back(blas):
-    library = Library()
-    blas(library)
-    inside, leave = threading.Event(), threading.Event()
-
-    def other():
-        with team.single_blas():
-            inside.set()
-            leave.wait()
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    inside.wait()
-    with team.single_blas():
-        pass
-    assert library.n == 1
-    leave.set()
-    thread.join()
-    assert library.n == 4
-
-
-ANY_THREAD = """
-import threading, numpy as np
-from npformer import team
-
-def numbers():
-    return {library.get_num_threads() for library in team._blas._libraries}
-
-def run(work):
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-
-def limited():
-    with team.single_blas():
-        assert numbers() == {1}, numbers()
-
-limited()
-before = numbers()
-for _ in range(2):
-    run(limited)  # a thread that is not the first to ask
-    assert numbers() == before
-    inside, leave = threading.Event(), threading.Event()
-
-    def last():
-        with team.single_blas():
-            inside.set()
-            leave.wait()
-
-    with team.single_blas():
-        thread = threading.Thread(target=last)
-        thread.start()
-        inside.wait()
-    assert numbers() == {1}
-    leave.set()
-    thread.join()
-    assert numbers() == before, (numbers(), before)
-"""
-
-
-def test_every_thread_can_limit_the_real_libraries_and_give_them_back():
-    env = {**os.environ, "OPENBLAS_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}
-    subprocess.run([sys.executable, "-c", ANY_THREAD], env=env, timeout=60, check=True)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_child_forked_while_another_thread_works_is_not_stuck(blas):
-    library = Library()
-    limits = blas(library)
-    with limits._lock:  # as if the other thread were in the middle of a line
-        limits._asking = {-1}
-        library.n, limits._before = 1, [(library, 4)]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            pid = os.fork()
-        if pid == 0:
-            try:
-                signal.alarm(20)
-                F.softmax(np.zeros((3, 5)))
-                os._exit(0 if library.n == 4 else 1)
-            finally:
-                os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-
-
 def test_underflow_and_what_is_invalid_do_not_raise(small_blocks, some_threads):
     rng = np.random.default_rng(0)
     for dtype in (np.float16, np.float32, np.float64):
@@ -433,7 +223,7 @@ def test_underflow_and_what_is_invalid_do_not_raise(small_blocks, some_threads):
                 (F.gelu, F.gelu_backward),
                 (F.silu, F.silu_backward),
                 (F.sigmoid, F.sigmoid_backward),
-                (lambda x: F.linear(1e-3 * x if x.dtype == np.float16 else x, W), None),
+                (lambda x, W=W: F.linear(1e-3 * x if x.dtype == np.float16 else x, W), None),
             ):
                 y, saved = f(x)
                 if f_backward is not None:
