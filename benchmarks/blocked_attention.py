@@ -6,11 +6,15 @@ python benchmarks/blocked_attention.py
 from __future__ import annotations
 
 import numpy as np
-import torch
-import torch.nn.functional as TF
-from paired import Ratio, arguments, paired, report
+from paired import Ratio, arguments, missing, paired, report
 
 from npformer import functional as F
+
+try:
+    import torch
+    import torch.nn.functional as TF
+except ModuleNotFoundError as error:
+    missing(error)
 
 
 def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

@@ -10,12 +10,16 @@ from __future__ import annotations
 import time
 
 import numpy as np
-import torch
-from paired import arguments, paired, report
-from transformers import GPT2Config, GPT2LMHeadModel
+from paired import arguments, missing, paired, report
 
 import npformer as nf
 from npformer import parallel
+
+try:
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+except ModuleNotFoundError as error:
+    missing(error)
 
 
 def main() -> None:
@@ -41,7 +45,9 @@ def main() -> None:
                 pad_token_id=0,
             )
 
-    matrices = [p.value for p in model.parameters() if p.value.ndim == 2]
+    matrices = [  # of the positions one row is read
+        p.value for n, p in model.named_parameters() if p.value.ndim == 2 and not n.endswith(".P")
+    ]
     vectors = {n: np.ones((1, n), np.float32) for W in matrices for n in W.shape}
 
     def floor() -> None:

@@ -7,15 +7,18 @@ Both end with float32 arrays in memory: ours is the whole `nf.load_pretrained`, 
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
-from paired import arguments, paired, report
-from safetensors.numpy import load_file
+from paired import arguments, missing, paired, report
 
 import npformer as nf
+
+try:
+    from safetensors.numpy import load_file
+except ModuleNotFoundError as error:
+    missing(error)
 
 
 def main() -> None:
@@ -34,7 +37,11 @@ def main() -> None:
                 np.add.reduce(a.reshape(-1)[:1])  # they are in memory already
 
         label = f"load {n / 1e6:.0f} M parameters"
-        report([paired(label, ours, "safetensors", theirs, args.pairs)], args.save, sys.argv[0])
+        report(
+            [paired(label, ours, "safetensors", theirs, args.pairs)],
+            args.save,
+            "benchmarks/loading.py",
+        )
 
 
 if __name__ == "__main__":

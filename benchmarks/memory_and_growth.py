@@ -2,16 +2,18 @@
 
     python benchmarks/memory_and_growth.py
 
-Peak memory is the largest resident size of a process of its own that does one step, minus what it
-had before the step, parameters and libraries included.
+Peak memory is the largest resident size of a process of its own that does two steps, minus what is
+resident before them: parameters and libraries.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 import time
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 from paired import EXPONENT, Ratio, arguments, report
@@ -21,8 +23,8 @@ from npformer import functional as F
 
 STEP = """
 import resource, sys, numpy as np
-side, name = sys.argv[1:]
-sys.path.insert(0, "benchmarks")
+side, name, folder = sys.argv[1:]
+sys.path.insert(0, folder)
 from training_step import SIZES, Model, configuration
 import torch, npformer as nf
 
@@ -48,7 +50,11 @@ def make(B, T, d, H, L, V):
 
 make(2, 8, 16, 2, 1, 11)()  # libraries that are loaded at first use
 step = make(*SIZES[name])
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:  # the largest size so far would count what making the parameters needed and gave back
+    with open("/proc/self/statm") as file:
+        before = int(file.read().split()[1]) * resource.getpagesize() // 1024
+except OSError:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 step()
 step()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
@@ -57,7 +63,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 def peak(side: str, name: str) -> float:
     """MB that two steps add to the process."""
-    out = subprocess.check_output([sys.executable, "-c", STEP, side, name], text=True)
+    command = [sys.executable, "-c", STEP, side, name, str(Path(__file__).parent)]
+    out = subprocess.check_output(command, text=True)
     return int(out) / 1024
 
 
@@ -120,7 +127,11 @@ def growth(name: str, letter: str, sizes: list[int], costs: list[float]) -> Rati
 
 def main() -> None:
     args = arguments(__doc__).parse_args()
-    results = [peaks(name, max(1, args.pairs // 3)) for name in ("small", "medium", "large")]
+    sizes = ("small", "medium", "large")
+    if importlib.util.find_spec("torch") is None:
+        print("torch is not installed: peak memory is not compared", file=sys.stderr)
+        sizes = ()
+    results = [peaks(name, max(1, args.pairs // 3)) for name in sizes]
     lengths = [1024, 2048, 4096, 8192]
     memory = [blocked_memory(T) for T in lengths]
     results.append(growth("memory of blocked attention", "T", lengths, memory))

@@ -6,10 +6,14 @@ python benchmarks/optimizer.py
 from __future__ import annotations
 
 import numpy as np
-import torch
-from paired import arguments, paired, report
+from paired import arguments, missing, paired, report
 
 import npformer as nf
+
+try:
+    import torch
+except ModuleNotFoundError as error:
+    missing(error)
 
 CONFIG = nf.TransformerConfig(V=32000, d=512, L=7, H=8, T_max=1024)
 

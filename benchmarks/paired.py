@@ -13,11 +13,13 @@ import datetime as dt
 import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import NoReturn
 
 RESULTS = Path(__file__).with_name("results.csv")
 REST = 0.1
@@ -88,8 +90,6 @@ def paired(
 
 def versions() -> str:
     """Python, NumPy, and what else is loaded."""
-    import sys
-
     import numpy as np
 
     names = ["torch", "transformers", "safetensors", "autograd", "pydynet", "glassllm"]
@@ -132,9 +132,23 @@ def report(results: list[Ratio], save: bool, command: str) -> None:
             )
 
 
+def missing(error: ModuleNotFoundError) -> NoReturn:
+    """Leave with one sentence, because a peer can't be imported."""
+    print(f"{error.name} is not installed: pip install -e '.[parity]'", file=sys.stderr)
+    raise SystemExit(2)
+
+
 def arguments(description: str | None) -> argparse.ArgumentParser:
     """Return a parser with what every script takes."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--pairs", type=int, default=9, help="how often each side runs")
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--pairs", type=_count, default=9, help="how often each side runs")
     parser.add_argument("--save", action="store_true", help="append to results.csv")
     return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1 on, but is {text!r}")
+    return int(text)

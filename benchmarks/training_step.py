@@ -10,12 +10,16 @@ threads, on buffers of their own.
 from __future__ import annotations
 
 import numpy as np
-import torch
-import torch.nn.functional as TF
-from paired import Ratio, arguments, paired, report
-from torch import nn
+from paired import Ratio, arguments, missing, paired, report
 
 import npformer as nf
+
+try:
+    import torch
+    import torch.nn.functional as TF
+    from torch import nn
+except ModuleNotFoundError as error:
+    missing(error)
 
 SIZES = {  # B, T, d, H, L, V
     "small": (4, 128, 256, 8, 4, 1024),

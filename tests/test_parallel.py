@@ -135,17 +135,62 @@ def test_headwise_result_merges_into_rows_without_a_copy(small_blocks):
     assert np.shares_memory(y, y.swapaxes(1, 2).reshape(3, 5, 24))
 
 
-@pytest.mark.parametrize(
-    "shapes", [((67, 5), (5, 131)), ((131, 67), (67, 3)), ((64, 200), (200, 64))]
-)
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex128])
-def test_matmul_is_a_product(small_blocks, some_threads, shapes, dtype):
+SHAPES = [  # n, k, m: few rows, cut along the sum; rows; columns; edges that are no multiple of 16
+    (1, 200, 300), (3, 333, 130), (15, 197, 70), (16, 333, 70), (2, 100, 300), (67, 5, 131),
+    (131, 67, 3), (600, 67, 201), (64, 200, 200), (300, 30, 700), (700, 64, 64), (1, 1, 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.complex128])
+def test_matmul_is_a_product(small_blocks, some_threads, shape, dtype):
     rng = np.random.default_rng(0)
-    a, b = (rng.standard_normal(s).astype(dtype) for s in shapes)
-    y = matmul(a, b)
-    assert y.dtype == dtype
-    np.testing.assert_allclose(y, a @ b, rtol=1e-4 if dtype == np.float32 else 1e-11, atol=1e-5)
-    np.testing.assert_allclose(matmul(b.T, a.T), y.T, rtol=1e-4, atol=1e-5)
+    n, k, m = shape
+    a, b, plus = (rng.standard_normal(s).astype(dtype) for s in ((n, k), (k, m), (m,)))
+    if dtype == np.complex128:
+        a, b, plus = a + 1j * a[::-1], b - 2j * b, plus * 1j
+    wide = np.complex128 if dtype == np.complex128 else np.float64
+    want = a.astype(wide) @ b.astype(wide)
+    close = {np.float16: 2e-3, np.float32: 1e-5}.get(dtype, 1e-12) * np.abs(want).max()
+    for x, W in ((a, b), (np.asfortranarray(a), np.asfortranarray(b)), (a, b[:, ::-1][:, ::-1])):
+        y = matmul(x, W)
+        assert (y.dtype, y.shape) == (dtype, (n, m))
+        np.testing.assert_allclose(y, want, rtol=0, atol=close)
+        np.testing.assert_allclose(matmul(x, W, plus), want + plus, rtol=0, atol=2 * close)
+    np.testing.assert_allclose(matmul(b.T, a.T), want.T, rtol=0, atol=close)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_matmuls_are_products_each_with_its_own_row(small_blocks, some_threads, count):
+    rng = np.random.default_rng(0)
+    products, want = [], []
+    for i in range(count):
+        n, k, m = SHAPES[(3 * i + count) % len(SHAPES)]
+        a, b, plus = (rng.standard_normal(s) for s in ((n, k), (k, m), (m,)))
+        products.append((a, b, plus if i % 2 else None))
+        want.append(a @ b + plus if i % 2 else a @ b)
+    for y, w in zip(parallel.matmuls(*products), want, strict=True):
+        np.testing.assert_allclose(y, w, rtol=0, atol=1e-12 * np.abs(w).max())
+
+
+def test_matmul_of_a_half_and_a_single_is_single():
+    x = np.linspace(-1, 1, 12).reshape(3, 4)
+    assert matmul(x.astype(np.float16), x.T.astype(np.float32)).dtype == np.float32
+    assert matmul(x.astype(np.float32), x.T.astype(np.float16)).dtype == np.float32
+
+
+def test_inside_a_piece_products_are_not_cut_again(small_blocks, some_threads, monkeypatch):
+    cut = []
+    monkeypatch.setattr(parallel, "_shared", lambda *given: cut.append(given))
+    x = np.random.default_rng(0).standard_normal((200, 200))
+    for y in team.run(lambda i: matmul(x, x), 5) if some_threads > 1 else []:
+        np.testing.assert_allclose(y, x @ x)
+    assert not cut
+
+
+def test_what_is_shared_by_all_calls_can_not_be_written_to():
+    with pytest.raises(ValueError, match="read-only"):
+        parallel._ones(7, np.dtype(np.float32))[0] = 2
 
 
 def test_sums_along_rows_do_not_conjugate():
@@ -154,6 +199,8 @@ def test_sums_along_rows_do_not_conjugate():
     np.testing.assert_allclose(rowsum(x), x.sum(-1, keepdims=True))
     np.testing.assert_allclose(rowmean(x), x.mean(-1, keepdims=True))
     np.testing.assert_allclose(rowdot(x, y), (x * y).sum(-1, keepdims=True))
+    np.testing.assert_allclose(rowdot(x.real, y), (x.real * y).sum(-1, keepdims=True))
+    np.testing.assert_allclose(rowdot(x, y.real), (x * y.real).sum(-1, keepdims=True))
     np.testing.assert_allclose(rowdot(x.real, y.real), (x.real * y.real).sum(-1, keepdims=True))
     np.testing.assert_allclose(colsum(x), x.sum(0))
 
@@ -161,13 +208,15 @@ def test_sums_along_rows_do_not_conjugate():
 def test_add_rows_adds_repeats_and_keeps_the_dtype():
     rng = np.random.default_rng(0)
     ids = rng.integers(0, 5, 200)
-    for dtype in (np.float32, np.float64, np.complex128):
+    for dtype in (np.float16, np.float32, np.float64, np.complex128):
         rows = rng.standard_normal((200, 3)).astype(dtype)
-        want = np.zeros((7, 3), dtype)
+        want = np.zeros((7, 3), dtype if dtype != np.float16 else np.float32)
+        assert parallel.sum_by_id(ids, rows)[1].dtype == dtype
         np.add.at(want, ids, rows)
         got = add_rows(ids, rows, 7)
         assert got.dtype == dtype
-        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+        close = 0.02 if dtype == np.float16 else 1e-5
+        np.testing.assert_allclose(got, want, rtol=close, atol=close)
     assert not add_rows(np.array([], int), np.zeros((0, 3)), 7).any()
 
 
