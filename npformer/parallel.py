@@ -144,7 +144,11 @@ def headwise(
     B, H = arrays[0].shape[:2]
     half = arrays[0].dtype == np.float16
     one = max(1, work_bytes, *(a[:1, :1].size * a.itemsize for a in arrays))
-    size = min(BLOCK_BYTES // one, max(B * H // PIECES, BLOCK_BYTES // 4 // one))
+    total = B * H * one
+    pieces = max(1, -(-total // BLOCK_BYTES))
+    if total > BLOCK_BYTES // 2:
+        pieces = max(pieces, min(PIECES, 4 * total // BLOCK_BYTES))
+    size = -(-B * H // pieces)
     h = max(1, min(H, size))
     b = max(1, size // H) if h == H else 1
     places = [(slice(i, i + b), slice(j, j + h)) for i in range(0, B, b) for j in range(0, H, h)]
