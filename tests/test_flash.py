@@ -441,3 +441,15 @@ def test_a_whole_model_trains_with_it(rng):
         grads.append([np.asarray(loss), *(p.grad for p in model.parameters())])
     for a, b in zip(*grads, strict=True):
         close(a, b, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("kernel", [F.attention, F.flash_attention])
+def test_the_widest_input_decides_how_exact_the_result_is(kernel):
+    rng = np.random.default_rng(0)
+    q, k, v = rng.standard_normal((3, 1, 2, 5, 4))
+    want = F.attention(q.astype(np.float32).astype(np.float64), k, v)[0]
+    y, saved = kernel(q.astype(np.float32), k, v)
+    assert (y.dtype, saved.lse.dtype) == (np.float64, np.float64)
+    np.testing.assert_allclose(y, want, rtol=1e-6)
+    half = kernel(*(x.astype(np.float16) for x in (q, k, v)))
+    assert (half[0].dtype, half[1].lse.dtype) == (np.float16, np.float32)

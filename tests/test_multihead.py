@@ -11,6 +11,7 @@ from kernels import plain_weights, visible_keys
 
 import npformer as nf
 from npformer import functional as F
+from npformer.linear import linears
 from npformer.masks import token_window
 from npformer.multihead import KERNELS
 
@@ -421,3 +422,32 @@ def test_bad_calls(rng):
         make("by length")(x, x)
     with pytest.raises(ValueError, match="kernel must be one of"):
         make(kernel="fast")
+
+
+class Doubled(nf.Linear):
+    """A projection with a forward of its own."""
+
+    def forward(self, x):
+        y, saved = super().forward(x)
+        return 2 * y, saved
+
+
+@pytest.mark.parametrize("name", ["Wq", "Wk", "Wv"])
+def test_a_projection_may_have_a_forward_of_its_own(name):
+    rng = np.random.default_rng(0)
+    layer = nf.MultiHeadAttention(nf.AttentionConfig(d=6, H=2), rng=0, dtype=np.float64)
+    x = rng.standard_normal((2, 5, 6))
+    own = Doubled(6, 6, dtype=np.float64)
+    own.W.value, own.b.value = getattr(layer, name).W.value, getattr(layer, name).b.value
+    getattr(layer, name).W.value, getattr(layer, name).b.value = 2 * own.W.value, 2 * own.b.value
+    want = layer(x)
+    setattr(layer, name, own)
+    np.testing.assert_allclose(layer(x), want, rtol=1e-12)
+
+
+def test_projections_computed_together_check_their_input():
+    layers = [nf.Linear(6, 4), nf.Linear(5, 4)]
+    with pytest.raises(
+        ValueError, match=r"x must have last dimension 5, but its shape is \(2, 6\)"
+    ):
+        linears(np.zeros((2, 6), np.float32), *layers)

@@ -180,6 +180,14 @@ def test_a_wrong_number_of_threads_is_named(value):
     assert f"but is {value!r}" in done.stderr
 
 
+def test_there_are_as_many_threads_as_processors_at_hand():
+    env = {k: v for k, v in os.environ.items() if k != "NPFORMER_THREADS"}
+    code = "from npformer.parallel import threads; print(threads())"
+    out = subprocess.check_output([sys.executable, "-c", code], env=env, text=True)
+    affinity = getattr(os, "sched_getaffinity", None)
+    assert int(out) == min(8, len(affinity(0)) if affinity else os.cpu_count())
+
+
 @pytest.mark.parametrize("n", [0, -1, 2.0, 1.5, "2", None, True])
 def test_a_number_of_threads_that_is_none_is_refused(n):
     before = team.threads()
@@ -219,7 +227,9 @@ def test_blas_is_limited_inside_and_restored_after(blas):
     library, single = Library(), Library()
     single.n = 1
     blas(library, single)
+    warned = np.geterr()
     with team.single_blas():
+        assert np.geterr() == {**warned, "invalid": "ignore", "under": "ignore"}
         assert library.n == 1
         with team.single_blas():
             pass
@@ -231,7 +241,7 @@ def test_blas_is_limited_inside_and_restored_after(blas):
         rowwise(lambda x: 1 / 0, np.zeros((3, 5)))
     assert library.n == 4
     assert single.calls == 0  # nothing to limit
-    assert np.geterr()["invalid"] != "ignore"
+    assert np.geterr() == warned
 
 
 def test_the_libraries_that_numpy_uses_are_found():
