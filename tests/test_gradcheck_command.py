@@ -386,7 +386,8 @@ def test_check_file_gives_a_report(write):
         (("gradcheck", "--seed", "x"), "invalid int value: 'x'"),
         (("gradcheck", "--samples", "0", "--only", "gate"), "samples must be 1 or more, but is 0"),
         (("gradcheck", "--json", "--csv"), "not allowed with argument"),
-        (("gradcheck", "--colour"), "unrecognized arguments: --colour"),
+        (("gradcheck", "--colour"), "unrecognized arguments: --colour (see npformer gradcheck"),
+        (("gradcheck", "--jsson=1"), "--jsson=1, did you mean --json? (see npformer gradcheck"),
         (("gradcheck", "my.py", "--only", "gate"), "--only and --list choose among"),
     ],
 )

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -29,6 +30,19 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *args: Any, **options: Any) -> None:
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(*args, **options)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Complain about what is not known here, where the verb's own help can be named."""
+        namespace, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._nearest(unknown[0])}")
+        return namespace, unknown
+
+    def _nearest(self, option: str) -> str:
+        """Return ", did you mean ...?" where an option of this parser is nearly the same."""
+        known = [name for action in self._actions for name in action.option_strings]
+        near = get_close_matches(option.partition("=")[0], known, 1, cutoff=0.8)
+        return f", did you mean {near[0]}?" if near else ""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {one_line(message)} (see {self.prog} --help)\n")
