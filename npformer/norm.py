@@ -109,7 +109,7 @@ def layernorm_backward(dy: Array, saved: LayerNormSaved) -> tuple[Array, Array, 
     require_shape(dy, xhat.shape, "dy")
 
     def block(dy: Array, xhat: Array, r: Array) -> tuple[Array, Array, Array]:
-        dgamma, dbeta = np.einsum("nd,nd->d", dy, xhat), colsum(dy)
+        dgamma, dbeta = colsum(dy * xhat), colsum(dy)
         g = dy * gamma
         dx = g - rowmean(g)
         dx -= xhat * (rowdot(g, xhat) * (1.0 / g.shape[-1]))
@@ -178,7 +178,7 @@ def rmsnorm_backward(dy: Array, saved: RMSNormSaved) -> tuple[Array, Array]:
 
     def block(dy: Array, x: Array, r: Array) -> tuple[Array, Array]:
         xhat = x * r
-        dgamma = np.einsum("nd,nd->d", dy, xhat)
+        dgamma = colsum(dy * xhat)
         dx = dy * gamma
         xhat *= rowdot(dx, xhat) * (1.0 / x.shape[-1])
         dx -= xhat

@@ -259,7 +259,10 @@ def _cut(n: int, pieces: int) -> tuple[slice, ...]:
 
 
 def total_row(x: Array) -> Array:
-    """``x.sum(0)`` of a matrix, in pieces."""
+    """``x.sum(0)`` of a matrix, in pieces of a megabyte."""
+    if x.nbytes <= BLOCK_BYTES and x.dtype != np.float16:
+        with single_blas():
+            return colsum(x)
     total: Array = rowwise(lambda x: (colsum(x),), x, sums=1)[0]
     return total
 
