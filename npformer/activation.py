@@ -197,19 +197,9 @@ def _gelu_tanh(x: Array) -> tuple[Array, Array]:
     c = math.sqrt(2 / math.pi)
     x10 = np.clip(x, -10, 10)  # tanh is 1 to the last digit from there on; a cube could overflow
     square = x10 * x10
-    Phi = square * (0.044715 * c)  # in place from here on: half the time
-    Phi += c
-    Phi *= x10  # u
-    np.tanh(Phi, out=Phi)
-    Phi *= 0.5
-    Phi += 0.5
-    derivative = np.multiply(square, -6 * 0.044715 * c, out=square)
-    derivative -= 2 * c
-    derivative *= x10  # -2 x u'
-    derivative *= Phi - 1
-    derivative += 1
-    derivative *= Phi
-    return x * Phi, derivative
+    Phi = np.tanh((square * (0.044715 * c) + c) * x10) * 0.5 + 0.5
+    slope = (square * (6 * 0.044715 * c) + 2 * c) * x10  # 2 x u'
+    return x * Phi, ((1 - Phi) * slope + 1) * Phi
 
 
 relu_backward = silu_backward = sigmoid_backward = tanh_backward = activation_backward
