@@ -23,9 +23,8 @@ from typing import NoReturn
 
 RESULTS = Path(__file__).with_name("results.csv")
 REST = 0.1
-EXPONENT = (
-    "exponent"  # the unit of a fit: ours is the cost where the fit ends, theirs is what grows
-)
+# The unit of a fit: ours is the cost where the fit ends, theirs is what grows.
+EXPONENT = "exponent"
 HEADER = (
     "date", "benchmark", "peer", "ratio", "ratio_low", "ratio_high", "ours", "theirs", "unit",
     "pairs", "threads", "load", "versions", "command",

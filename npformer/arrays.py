@@ -72,11 +72,16 @@ def require_real(dtype: npt.DTypeLike) -> np.dtype[Any]:
     return kind
 
 
+def require_whole(value: Any, name: str) -> None:
+    """Raise TypeError unless ``value`` is a whole number."""
+    if not is_whole(value):
+        raise TypeError(f"{name} must be a whole number, but is {value!r}")
+
+
 def require_sizes(**sizes: Any) -> None:
     """Raise unless each of the named sizes of a layer is a whole number from 1 on."""
     for name, n in sizes.items():
-        if not is_whole(n):
-            raise TypeError(f"{name} must be a whole number, but is {n!r}")
+        require_whole(n, name)
         if n < 1:
             raise ValueError(f"{name} must be 1 or more, but is {n}")
 

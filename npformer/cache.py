@@ -94,13 +94,14 @@ class KVCache:
             self._windows.append(window if window is not None and window < capacity else None)
         shape = (batch, cfg.H_kv or 0, cfg.d_h or 0)
         sizes = [capacity if w is None else w for w in self._windows]
-        one = shape[1] * (shape[2] * stored(dtype).itemsize + 4 * (stored(dtype) == np.int8))
         try:
             self._k = [Slots(*shape, n, dtype) for n in sizes]
             self._v = [Slots(*shape, n, dtype) for n in sizes]
             self.real = np.zeros((batch, capacity), np.bool_)
             self.positions = np.zeros((batch, capacity), np.int64)
         except (MemoryError, ValueError):  # NumPy calls what no address can reach a ValueError
+            kind = stored(dtype)
+            one = shape[1] * (shape[2] * kind.itemsize + 4 * (kind == np.int8))
             raise ValueError(
                 f"a cache of {batch} rows with {capacity} time slots needs "
                 f"{2 * batch * sum(sizes) * one / 1e9:.1f} GB, and there is no room for it"

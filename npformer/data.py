@@ -124,6 +124,31 @@ class CharacterVocabulary:
         return "".join(self.characters[i] for i in ids)
 
 
+def utf8(text: str) -> bytes:
+    """Return the bytes of a text.
+
+    Parameters
+    ----------
+    text : str
+
+    Returns
+    -------
+    bytes
+
+    Raises
+    ------
+    ValueError
+        if the text holds half a character (a surrogate by itself), which UTF-8 can't write.
+    """
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError as error:  # what the system makes of bytes that are no UTF-8
+        raise ValueError(
+            f"the text is no Unicode: {text[error.start]!r} at position {error.start} is half a "
+            f"character"
+        ) from None
+
+
 class ByteVocabulary:
     """The 256 bytes of UTF-8: every text in every language, one to four ids a character.
 
@@ -136,14 +161,7 @@ class ByteVocabulary:
     V = 256
 
     def encode(self, text: str) -> Array:
-        try:
-            raw = text.encode("utf-8")
-        except UnicodeEncodeError as error:  # what the system makes of bytes that are no UTF-8
-            raise ValueError(
-                f"the text is no Unicode: {text[error.start]!r} at position {error.start} is half "
-                f"a character"
-            ) from None
-        return np.frombuffer(raw, np.uint8).astype(np.int64)
+        return np.frombuffer(utf8(text), np.uint8).astype(np.int64)
 
     def decode(self, ids: Any) -> str:
         """Return the text; bytes that are no UTF-8, cut off characters among them, as U+FFFD."""

@@ -68,21 +68,13 @@ def rowwise(
     half = arrays[0].dtype == np.float16
     n = math.prod(lead)
     flat = [a.reshape(n, a.shape[-1]) for a in arrays]
-    if not half and max([a.nbytes for a in flat]) <= BLOCK_BYTES // 4:  # as below, but quicker
+    if n <= 1 or max([a.nbytes for a in flat]) <= BLOCK_BYTES // 4:
         with single_blas():
-            results = block(*flat)
-        end = len(results) - sums
-        return tuple(
-            [r.reshape(*lead, *r.shape[1:]) if j < end else r for j, r in enumerate(results)]
-        )
+            return _shaped(lead, block(*map(widen, flat)), half, stats, sums)
     row_bytes = max(1, *(a.shape[1] * a.itemsize for a in flat))
     step = max(1, min(BLOCK_BYTES // row_bytes, -(-n // PIECES)))
     if step * row_bytes < BLOCK_BYTES // 4:
         step = max(1, BLOCK_BYTES // 4 // row_bytes)  # smaller pieces cost more than they bring
-    if n <= step:
-        with single_blas():
-            return _shaped(lead, block(*map(widen, flat)), half, stats, sums)
-
     starts = range(0, n, step)
     rows: list[Array] = []
     allocating = threading.Lock()
@@ -149,8 +141,7 @@ def headwise(
     if total > BLOCK_BYTES // 2:
         pieces = max(pieces, min(PIECES, 4 * total // BLOCK_BYTES))
     size = -(-B * H // pieces)
-    h = max(1, min(H, size))
-    b = max(1, size // H) if h == H else 1
+    h, b = min(H, size), max(1, size // H)
     places = [(slice(i, i + b), slice(j, j + h)) for i in range(0, B, b) for j in range(0, H, h)]
     outs: list[Array] = []
     allocating = threading.Lock()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .arrays import Array, require_ids
-from .data import ByteVocabulary, CharacterVocabulary, Vocabulary
+from .data import ByteVocabulary, CharacterVocabulary, Vocabulary, utf8
 
 
 class FileVocabulary:
@@ -53,13 +53,13 @@ class FileVocabulary:
         return int(self._size)
 
     def encode(self, text: str) -> Array:
-        ByteVocabulary().encode(text)  # refuses, by name, what the package chokes on
+        utf8(text)  # refuses, by name, what the package chokes on
         ids = self.tokenizer.encode(text, add_special_tokens=False).ids
         return np.array(ids, np.int64)
 
     def encode_whole(self, text: str) -> Array:
         """Return the ids of a text with the marks of its start and end that the file asks for."""
-        ByteVocabulary().encode(text)
+        utf8(text)
         return np.array(self.tokenizer.encode(text).ids, np.int64)
 
     def decode(self, ids: Any) -> str:

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import Array, require_ids
+from ..arrays import Array, require_ids, require_whole
 from ..batches import right_padded
 from ..models import DecoderLM, EncoderDecoder
 from .beam import beam_search
-from .sampling import Sampling, require_whole
+from .sampling import Sampling
 from .writer import Writer
 
 

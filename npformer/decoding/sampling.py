@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..arrays import Array
+from ..arrays import Array, require_whole
 
 
 @dataclass(frozen=True)
@@ -102,12 +102,6 @@ def require_choice(logits: Array) -> None:
     top = np.max(logits, axis=-1)
     if not np.all((top < np.inf) & (top > -np.inf)):  # false for NaN
         raise FloatingPointError("no token can be chosen: a logit is NaN or infinite")
-
-
-def require_whole(value: object, name: str) -> None:
-    """Raise TypeError unless ``value`` is a whole number."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise TypeError(f"{name} must be a whole number, but is {value!r}")
 
 
 def largest(z: Array, k: int) -> Array:

@@ -197,7 +197,7 @@ def global_norm(parameters: Mapping[str, Parameter]) -> float:
     def work(i: int) -> float:
         return sum(float(grads[k][part] @ grads[k][part]) for k, part in batches[i])
 
-    with single_blas(), np.errstate(over="ignore", invalid="ignore"):
+    with single_blas(), np.errstate(over="ignore"):
         total = sum(run(work, len(batches)))
     if 1e-20 < total < math.inf:
         return math.sqrt(total)
